@@ -14,7 +14,7 @@ from tensorflow.experimental import dtensor
 from keras_flow.backends.batch_watch import PartOfRows
 from keras_flow.backends.tensorflow.devices import host_device
 from keras_flow.backends.tensorflow.layouts import MeshView, view_of
-from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
+from keras_flow.backends.tensorflow.mesh_values import is_dtensor, to_logical
 from keras_flow.current.batch import rows_of
 from keras_flow.current.distribution import Distribution
 from keras_flow.errors import FlowError

@@ -16,15 +16,11 @@ from keras_flow.backends import meeting
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow import optimizer, replica_math
 from keras_flow.backends.tensorflow.layouts import view_of
+from keras_flow.backends.tensorflow.mesh_values import to_logical
+from keras_flow.backends.tensorflow.mesh_variables import called_directly, in_a_function, own_device
 from keras_flow.backends.tensorflow.operations import on_operation
 from keras_flow.backends.tensorflow.optimizer import distribution_by_dtensor
-from keras_flow.backends.tensorflow.variables import (
-    called_directly,
-    in_a_function,
-    is_split_over_processes,
-    own_device,
-    to_logical,
-)
+from keras_flow.backends.tensorflow.variables import is_split_over_processes
 from keras_flow.current import keras_places
 from keras_flow.current.distribution import Distribution, holding
 from keras_flow.current.keras_places import in_stateless_scope, in_symbolic_scope

@@ -14,7 +14,9 @@ from tensorflow.experimental import dtensor
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step, layout_on, on_mesh, replicated, view_of
-from keras_flow.backends.tensorflow.variables import from_logical, is_dtensor, place, updating
+from keras_flow.backends.tensorflow.mesh_values import from_logical, is_dtensor
+from keras_flow.backends.tensorflow.mesh_variables import updating
+from keras_flow.backends.tensorflow.variables import place
 from keras_flow.current import dry_run, keras_places
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import keras_layout

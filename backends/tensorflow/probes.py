@@ -11,7 +11,8 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow import devices
 from keras_flow.backends.tensorflow.layouts import on_mesh
-from keras_flow.backends.tensorflow.variables import pack, to_host
+from keras_flow.backends.tensorflow.mesh_values import pack
+from keras_flow.backends.tensorflow.variables import to_host
 from keras_flow.errors import FlowError
 
 

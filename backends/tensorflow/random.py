@@ -20,9 +20,9 @@ from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow import creation, mirrored_strategy, replica_math
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of
+from keras_flow.backends.tensorflow.mesh_values import is_dtensor, to_logical
 from keras_flow.backends.tensorflow.operations import whole_dims
 from keras_flow.backends.tensorflow.traced_step import split_rows
-from keras_flow.backends.tensorflow.variables import is_dtensor, to_logical
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.keras_places import tensorflow_random as keras_random
 

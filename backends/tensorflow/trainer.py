@@ -21,9 +21,9 @@ from keras_flow.backends.tensorflow.capabilities import capabilities
 from keras_flow.backends.tensorflow.data import MeshBatch, gathered, put_batch
 from keras_flow.backends.tensorflow.graph_operations import whole_operations
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
+from keras_flow.backends.tensorflow.mesh_values import to_logical
 from keras_flow.backends.tensorflow.recovery import root_cause
 from keras_flow.backends.tensorflow.traced_step import Trace, WholeOperations, compiled, tracing
-from keras_flow.backends.tensorflow.variables import to_logical
 from keras_flow.backends.tensorflow.whole_step import WholeStep
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import Trainer, compute_output_spec

@@ -12,8 +12,9 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import rank_devices, world
+from keras_flow.backends.tensorflow.mesh_values import from_logical
 from keras_flow.backends.tensorflow.traced_step import compiled
-from keras_flow.backends.tensorflow.variables import from_logical, to_host
+from keras_flow.backends.tensorflow.variables import to_host
 from keras_flow.current.distribution import Distribution, as_under, holding
 from keras_flow.current.keras_places import GLOBAL_SEED_GENERATOR, get_global_attribute
 from keras_flow.current.models import all_variables

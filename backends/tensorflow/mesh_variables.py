@@ -1,0 +1,169 @@
+"""TensorFlow's variables on a mesh: what they are read as outside of steps, and what stands for absent ones."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+from tensorflow.python.eager import context, record
+from tensorflow.python.ops import resource_variable_ops
+
+from keras_flow.backends.tensorflow.layouts import in_step
+from keras_flow.backends.tensorflow.mesh_values import from_logical, is_dtensor, is_known, join, on_host
+from keras_flow.current.keras_places import in_stateless_scope, in_symbolic_scope
+from keras_flow.errors import FlowError
+
+#: an optimizer's update is running
+updating: ContextVar[bool] = ContextVar("keras_flow_updating", default=False)
+#: a layer is being called outside of a step
+called_directly: ContextVar[bool] = ContextVar("keras_flow_called_directly", default=False)
+
+
+class _OpaqueHandle:
+    """A variable's handle, but of no type that TensorFlow's eager operations know.
+
+    Operations that are called with a variable itself (`tf.maximum(x, kernel.value)`) read its `_handle` in C++, past
+    `value`, and get a DTensor, which fits no other value. Without a handle they convert it, as they do any object.
+    """
+
+    def __init__(self, handle: tf.Tensor):
+        self._handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+
+class MeshVariable(dtensor.DVariable):
+    """A variable on a mesh, whose value outside of steps is a plain, logical tensor on this process's first rank.
+
+    So what is computed eagerly (a model's call, a gradient tape, control flow) is TensorFlow's own computation on one
+    device: DTensor runs an eager operation without seeing the others, and fails on many. Tapes see the read as that of
+    a `tf.Variable`; the gradient by the variable is a plain tensor too. `read_value` returns the DTensor everywhere.
+    """
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The resource, on the mesh."""
+        return self.__dict__["_handle"]
+
+    @property
+    def _handle(self) -> object:  # read by TensorFlow 2.21 in pywrap_tfe_src.cc, CheckResourceVariable
+        return _OpaqueHandle(self.handle)
+
+    @_handle.setter
+    def _handle(self, handle: tf.Tensor) -> None:
+        self.__dict__["_handle"] = handle
+
+    def value(self) -> tf.Tensor:
+        """The value: a DTensor in a step and in an optimizer's update, otherwise a plain tensor."""
+        if not self.is_read_directly():
+            return super().value()
+        # a graph inside a direct call (`tf.vectorized_map`) captures what is read eagerly; the tapes see both
+        with context.eager_mode():
+            resource_variable_ops.variable_accessed(self)
+            with record.stop_recording(), tf.device(own_device(self.layout.mesh)):
+                value = join(self.read_value(), tf.identity, tf.concat)
+            # as TensorFlow's private `record` is told of ReadVariableOp (resource_variable_ops, 2.21)
+            record.record_operation(
+                "ReadVariableOp", [value], [self.handle], lambda upstream: [upstream], lambda tangent: [tangent]
+            )
+            return value
+
+    def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Rows of the value."""
+        if not self.is_read_directly():
+            return super().sparse_read(indices, name)
+        return tf.gather(self.value(), indices, name=name)
+
+    def gather_nd(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Elements of the value."""
+        if not self.is_read_directly():
+            return super().gather_nd(indices, name)
+        return tf.gather_nd(self.value(), indices, name=name)
+
+    def assign(self, value: object, *args: object, **kwargs: object) -> object:
+        """Set the value: outside of steps any tensor, each rank's part of which is cut on the host."""
+        return super().assign(self._laid(value), *args, **kwargs)
+
+    def assign_add(self, delta: object, *args: object, **kwargs: object) -> object:
+        """Add to the value; as `assign`."""
+        return super().assign_add(self._laid(delta), *args, **kwargs)
+
+    def assign_sub(self, delta: object, *args: object, **kwargs: object) -> object:
+        """Subtract from the value; as `assign`."""
+        return super().assign_sub(self._laid(delta), *args, **kwargs)
+
+    def _laid(self, value: Any) -> object:
+        if isinstance(value, dtensor.DVariable):
+            value = value.read_value()
+        if not self.is_read_directly():
+            if not in_step() and not in_symbolic_scope() and _has_argument(value):
+                what = f"variable {self.name!r} is assigned a value computed from an argument of the function; it is"
+                raise FlowError(in_a_function(what))
+            return value
+        if is_dtensor(value):
+            return value
+        tensor = tf.convert_to_tensor(value, self.dtype)
+        if not is_known(tensor):
+            raise FlowError(
+                f"{self.name!r} is assigned in a graph within a direct call, as the function of ops.vectorized_map is "
+                "one (a random number assigns its seed): outside of steps a variable on several ranks is assigned "
+                "eagerly. Draw and assign outside of that function, use ops.map, or compute it by predict or fit"
+            )
+        return from_logical(on_host(tensor), self.layout, self.dtype)
+
+    def is_read_directly(self) -> bool:
+        """Whether it is read as a plain tensor now."""
+        if in_step() or (updating.get() and tf.executing_eagerly()):
+            return False
+        if tf.executing_eagerly() or called_directly.get():
+            return True
+        # Keras's inference of shapes computes nothing, and seeds may be read in the graph of an input pipeline
+        if self.dtype.is_floating and not in_symbolic_scope() and not in_stateless_scope():
+            raise FlowError(in_a_function(f"variable {self.name!r} is"))
+        return False
+
+
+def _has_argument(value: object) -> bool:
+    """Whether a tensor is computed from an argument of the function that is traced: it is called with plain tensors."""
+    if tf.executing_eagerly() or not tf.is_symbolic_tensor(value):
+        return False
+    captured = {id(inner) for inner in value.graph.internal_captures}
+    left, seen = [value], set()
+    while left:
+        tensor = left.pop()
+        if tensor.op.type == "Placeholder" and id(tensor) not in captured and tensor.shape.rank != 0:
+            return True  # a scalar goes anywhere
+        if tensor.op.name not in seen:
+            seen.add(tensor.op.name)
+            left += tensor.op.inputs
+    return False
+
+
+class AbsentVariable(resource_variable_ops.UninitializedVariable):
+    """What stands for a variable of a pipeline's stage that another process has: its shape, without memory.
+
+    To read it is TensorFlow's error; what is assigned is for the process that has it.
+    """
+
+    def assign(self, *args: object, **kwargs: object) -> object:
+        """Nothing."""
+        return self
+
+    assign_add = assign_sub = assign
+
+
+def in_a_function(what: str) -> str:
+    """The text of the error for what is computed in a `tf.function` of the user's own."""
+    return (
+        f"{what} on several ranks, in a tf.function of your own, which TensorFlow's DTensor cannot run: leave "
+        "@tf.function out (the program then runs eagerly, on one device), or write it as `train_step`, `test_step` or "
+        "`predict_step` of a model, which keras_flow compiles for all ranks"
+    )
+
+
+def own_device(mesh: dtensor.Mesh) -> str:
+    """The device of this process's first rank on a mesh: what is called outside of steps is computed there."""
+    return mesh.local_devices()[0]
