@@ -18,11 +18,23 @@ def amount(bytes_: float) -> str:
     return f"{bytes_:g} B"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things, with the noun in its number.
+
+    Example:
+        >>> counted(1, "place"), counted(3, "place")
+        ('1 place', '3 places')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def megabytes(bytes_: float) -> str:
     """Bytes as a number of MB, for a column whose head names the unit.
 
     Example:
         >>> megabytes(138_240)
         '0.138'
+        >>> megabytes(5_123)
+        '0.0051'
     """
-    return f"{bytes_ / 1e6:.3f}"
+    return f"{bytes_ / 1e6:.3f}" if bytes_ >= 10_000 or not bytes_ else f"{bytes_ / 1e6:.4f}"

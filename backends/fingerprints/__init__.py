@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from keras_flow import settings
 from keras_flow.backends import engines, selftest
 from keras_flow.errors import FlowError, warn
+from keras_flow.units import counted
 
 if TYPE_CHECKING:
     from keras_flow.backends.hooking import Hook
@@ -186,8 +187,8 @@ def require_fitting(engine: str, asked: Sequence[Place]) -> None:
     elif changed:
         selftest.require(engine, untested, there, advice(new[0]))
         warn(
-            f"keras_flow was not tested with {untested}, where the source of {len(changed)} places that it wraps or "
-            f"uses has changed ({', '.join(changed[:3])}); their signatures are the same, and the self-test passed. "
+            f"keras_flow was not tested with {untested}, where the source of {counted(len(changed), 'place')} that it "
+            f"wraps or uses has changed ({', '.join(changed[:3])}); signatures are the same, and the self-test passed. "
             f"{asks}"
         )
     else:

@@ -29,7 +29,7 @@ dl{display:grid;grid-template-columns:auto 1fr;gap:.15rem 1rem;font-size:.9rem}d
 .hold figcaption span{white-space:nowrap}
 .scroll{overflow-x:auto}pre{background:var(--panel);padding:.6rem .8rem;border-radius:8px;overflow-x:auto}
 table.facts{width:auto}table.facts td{text-align:left;white-space:normal}
-@media(max-width:520px){.hold .parts{gap:.6rem}.scroll{background:linear-gradient(90deg,transparent calc(100% - 1.2rem),var(--line))}
+@media(max-width:520px){.hold .parts{gap:.6rem}.scroll{background:linear-gradient(270deg,var(--paper),transparent) right/2.4rem 100% no-repeat local,linear-gradient(270deg,var(--line),transparent) right/1.2rem 100% no-repeat}
 body{font-size:14px;margin:.8rem auto;padding:0 .7rem}th,td{padding:.25rem .4rem}.chart{max-width:none}
 pre{white-space:pre-wrap;overflow-wrap:anywhere}dl{display:block}dd{margin-bottom:.4rem}
 table.runs,table.runs tbody{display:block}table.runs tr:first-child{display:none}
@@ -128,7 +128,7 @@ def _words(result: Comparison) -> str:
         "Δ engine": "The largest deviation of a step's loss from that of the first backend under the same layout."
         + nature,
         "ms": "The median time of a step, without compilation. Ranks of one CPU share its cores, so that more of them are usually slower; times on a busy machine vary.",
-        "ranks": "Those that held weights, of those that the layout names.",
+        "ranks": "How many ranks held weights, and how many the layout names.",
         "MB/rank": "The most bytes of weights on one rank, read from the engine's live arrays.",
         "MB/step": "What a rank receives in a training step, as <code>keras-flow explain</code> computes it.",
         "peak MB": "The most that a rank holds at one moment of a step, as <code>keras-flow explain</code> computes it.",

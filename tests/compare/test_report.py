@@ -108,7 +108,7 @@ def test_the_page_has_every_run_curve_and_shard() -> None:
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
     numbers = [row for row in cells if len(row) == 12]
     assert [row[:2] for row in numbers] == [["jax", "1"], ["jax", "tp2"], ["torch", "1"], ["torch", "tp2"]]
-    assert numbers[1][2:] == ["0.4000", "0.7500", "1.0e-06", "1.0e-05", "-", "12.0", "2/2", "0.000", "0.004", "2.500"]
+    assert numbers[1][2:] == ["0.4000", "0.7500", "1.0e-06", "1.0e-05", "-", "12.0", "2/2", "0.0001", "0.0041", "2.500"]
     evaluated = [row for row in cells if len(row) == 4]
     assert evaluated[3] == ["torch", "tp2", "0.400000", "0.400001"]
     charts = re.findall(r"<svg[^>]*aria-label='([^']*)'.*?</svg>", page)
@@ -175,9 +175,9 @@ def test_table() -> None:
     text = shown(GOOD)
     assert "mine <&>.py: 3 steps of 64 rows" in text
     lines = [line.split() for line in text.splitlines()]
-    tp2 = ["jax", "tp2", "0.4000", "0.7500", "1.0e-06", "1.0e-05", "-", "12.0", "2/2", "0.000", "0.004", "2.500"]
+    tp2 = ["jax", "tp2", "0.4000", "0.7500", "1.0e-06", "1.0e-05", "-", "12.0", "2/2", "0.0001", "0.0041", "2.500"]
     assert tp2 in lines
-    assert ["torch", "1", "0.4000", "0.7500", "-", "-", "1.0e-06", "12.0", "1/1", "0.000", "-", "2.500"] in lines
+    assert ["torch", "1", "0.4000", "0.7500", "-", "-", "1.0e-06", "12.0", "1/1", "0.0001", "-", "2.500"] in lines
     assert "left out: tensorflow (not installed)" in text
     assert "All runs agree within the tolerances." in text
 
@@ -187,7 +187,7 @@ def test_on_80_columns_nothing_is_cut() -> None:
     assert "…" not in text
     lines = [line.split() for line in text.splitlines()]
     assert ["jax", "tp2", "0.4000", "0.7500", "1.0e-06", "1.0e-05", "-"] in lines
-    assert ["jax", "tp2", "12.0", "2/2", "0.000", "0.004", "2.500"] in lines
+    assert ["jax", "tp2", "12.0", "2/2", "0.0001", "0.0041", "2.500"] in lines
 
 
 def test_a_loss_that_is_no_number_is_told_once() -> None:

@@ -38,7 +38,7 @@ LAYOUTS = "1,2x2"
 STEPS = 20
 TRAINING = ("jax", "tensorflow", "torch")
 #: seconds for one command of a row
-LIMIT = 900.0
+LIMIT = 1800.0
 
 
 @dataclass(frozen=True)
