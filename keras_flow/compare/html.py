@@ -122,16 +122,19 @@ def _words(result: Comparison) -> str:
     nature = " Not judged here: the model draws random numbers." if result.random_layers else ""
     metric = metric_name(result)
     words = {
-        ", ".join(("loss", *([metric] if metric else []))): "Of the trained model, by <code>evaluate</code> on the "
-        "validation rows, or on all rows where there are none. The curves below show the loss of each step.",
-        "Δ loss, Δ weights": "The largest deviation from the run on one device of the same backend.",
-        "Δ engine": "The largest deviation of a step's loss from that of the first backend under the same layout."
+        ", ".join(
+            ("loss", *([metric] if metric else []))
+        ): "The trained model has this value on the validation rows, or on "
+        "all rows if there are none, as <code>evaluate</code> computes it. The curves below show the loss of each step.",
+        "Δ loss, Δ weights": "So much, at most, the run deviates from the run on one device of the same backend.",
+        "Δ engine": "So much, at most, the loss of a step deviates from that of the first backend under the same layout."
         + nature,
-        "ms": "The median time of a step, without compilation. Ranks of one CPU share its cores, so that more of them are usually slower; times on a busy machine vary.",
-        "ranks": "How many ranks held weights, and how many the layout names.",
-        "MB/rank": "The most bytes of weights on one rank, read from the engine's live arrays.",
-        "MB/step": "What a rank receives in a training step, as <code>keras-flow explain</code> computes it.",
-        "peak MB": "The most that a rank holds at one moment of a step, as <code>keras-flow explain</code> computes it.",
+        "ms": "A step takes this time: the median, without compilation. Ranks of one CPU share its cores, so more ranks are "
+        "usually slower. Times on a busy machine vary.",
+        "ranks": "So many ranks held weights, of those that the layout names.",
+        "MB/rank": "One rank holds this much of the weights, at most. The number is read from the engine's live arrays.",
+        "MB/step": "A rank receives this much in a training step, as <code>keras-flow explain</code> computes it.",
+        "peak MB": "A rank holds this much at one moment of a step, at most, as <code>keras-flow explain</code> computes it.",
     }
     return "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in words.items())
 
