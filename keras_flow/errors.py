@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class FlowError(Exception):
@@ -119,17 +119,18 @@ def require_file(file: Path, who: str) -> None:
         raise FlowError(f"{who} was asked for {file}, which is not a file.")
 
 
-def shown_briefly(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function raise a `FlowError` at the line of its caller, without the frames below."""
+def shown_briefly(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make a function raise a `FlowError` at the line of its caller; a notebook shows its text alone."""
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        __tracebackhide__ = True  # IPython leaves this frame out
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return function(*args, **kwargs)
         except FlowError as error:
             if type(error) is not FlowError:  # what says itself how it is shown
                 raise
+            text = f"{type(error).__name__}: {error}"
+            vars(error)["_render_traceback_"] = lambda: [text]  # which IPython asks for
             raise without_library_frames(error) from None
 
     return call

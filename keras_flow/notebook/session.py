@@ -67,11 +67,7 @@ def start(devices: int = 4, *, processes: int | None = None) -> None:
             warn(f"kf.notebook.start: {before}, and the variables of their %%ranks cells are gone.")
         stop()
     if count == 0:
-        if (before := init(devices).size) != devices:
-            raise FlowError(
-                f"kf.notebook.start({devices}): this kernel drives {before} ranks already, and {engine} keeps them. "
-                f"Restart the kernel, or start workers: kf.notebook.start({devices}, processes={devices})."
-            )
+        init(devices)
         _ranks = devices
     else:
         workers = Workers(devices, count, engine)

@@ -30,6 +30,13 @@ def test_one_process_that_drives_all_ranks_needs_no_workers(backend: str, tmp_pa
             refused = notebook.run(asked)
             assert refused.failed and "this notebook has ranks 0 to 3" in refused.text, refused.text
         assert "driven by this kernel" in notebook.run("kf.notebook.restart()").text
+        # a wrong use is one line, without frames of ours
+        assert notebook.run("kf.notebook.pull('nope')").text.startswith(
+            "FlowError: kf.notebook.pull: the cells have no"
+        )
+        assert "no.py, which is not a file" in notebook.run("kf.notebook.compare('no.py')").text
+        notebook.run("kf.notebook.stop()")
+        assert "no ranks were started" in notebook.run("%%ranks\n1").text
         assert not [each for each in notebook.children() if "ipyparallel" in " ".join(each.cmdline())]
         picture = notebook.run("kf.Placement([[0, 1], [2, 3]], axis_names=('data', 'model'))")
         assert picture.html.startswith("<svg") and "placement of 4 ranks" in picture.html
