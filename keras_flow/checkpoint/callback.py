@@ -299,10 +299,8 @@ class Checkpoint(keras.callbacks.Callback):
             self._trained()._initial_epoch = (self.params or {})["epochs"]
         self._left = going_on.Left(reader)
         if backend().world().process_index == 0:
-            batch = f", batch {self._left.batch}" if self._left.batch else ""
-            again = "; the batches before it are read again and dropped" if self._left.is_read_again else ""
-            where = f"epoch {self._left.epoch}{batch} (both counted from 0){again}"
-            print(f"keras_flow: going on from {reader.folder}: {where}", file=sys.stderr, flush=True)
+            said = self._left.said((self.params or {})["epochs"], bool(training.get("is_over")))
+            print(f"keras_flow: {said}", file=sys.stderr, flush=True)
 
 
 #: the callback of the `fit` that runs

@@ -104,10 +104,27 @@ class Left:
         set_states(self._states)
         yield from epoch
 
-    @property
-    def is_read_again(self) -> bool:
-        """Whether batches that were trained are read and dropped."""
-        return self.batch > 0 and self._data is None
+    def said(self, epochs: int, is_ended: bool) -> str:
+        """Return the line that tells the user where `fit` goes on, or that it has nothing to do.
+
+        Args:
+            epochs: the argument of `fit`.
+            is_ended: a callback had ended the training, such as EarlyStopping.
+        """
+        folder = self._reader.folder
+        if is_ended and self.epoch < epochs:
+            return f"a callback ended the training after {self.epoch} of {epochs} epochs: nothing to do ({folder})"
+        if self.epoch >= epochs:
+            done = (
+                f"{self.epoch} of {epochs} epochs" if self.epoch == epochs else f"{self.epoch} epochs, asked: {epochs}"
+            )
+            return f"training is complete ({done}): nothing to do ({folder})"
+        where = f"epoch {self.epoch} (counted from 0)"
+        if self.batch:
+            where = f"epoch {self.epoch}, batch {self.batch} (both counted from 0)"
+            # data that cannot say where they are have no other way to this batch
+            where += "; the batches before it are read again and dropped" if self._data is None else ""
+        return f"going on from {folder}: {where}"
 
 
 def _build_metrics(model: keras.Model, data: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -233,6 +235,13 @@ def trained(
         "batches": counter.batches,
         "best": float(early.best),
     }
+
+
+def trained_and_said(*arguments: Any) -> str:
+    """Train as `trained` does; what process 0 tells the user where it goes on."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        trained(*arguments)
+    return "".join(line for line in said.getvalue().splitlines() if line.startswith("keras_flow: "))
 
 
 def saved(folder: str, layout: str, optimizer: str = "Adam") -> dict[str, np.ndarray]:

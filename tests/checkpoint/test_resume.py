@@ -96,3 +96,25 @@ def test_best_weights_and_an_early_end_are_kept(engine: str, on_ranks: Callable[
         assert pool(programs.trained, str(tmp_path / "stopped"), *arguments, stop, 3, 9, 1) == {}
     for _ in range(2):  # what has come to its end stays so
         assert pool(programs.trained, str(tmp_path / "stopped"), *arguments, None, 3, 9, 1) == expected
+
+
+@pytest.mark.parametrize("engine", ["jax", *(pytest.param(name, marks=pytest.mark.full) for name in ENGINES[1:])])
+def test_a_program_says_where_it_goes_on(engine: str, on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    """Epochs have 8 batches; a program that has come to its end says so."""
+    pool, folder = on_ranks(engine), tmp_path / "run"
+
+    def said(stop: int | None, epochs: int, patience: int = 100) -> str:
+        arguments = (str(folder), "dp4", "arrays", stop, 3 if stop else "epoch", epochs, patience)
+        return pool(programs.trained_and_said, *arguments).replace(f"{folder}/", "")
+
+    assert said(7, 3) == ""
+    dropped = "; the batches before it are read again and dropped"
+    assert said(None, 3) == f"keras_flow: going on from step-00000006: epoch 0, batch 6 (both counted from 0){dropped}"
+    assert said(None, 3) == "keras_flow: training is complete (3 of 3 epochs): nothing to do (step-00000024)"
+    assert said(None, 4) == "keras_flow: going on from step-00000024: epoch 3 (counted from 0)"
+    complete = "keras_flow: training is complete (4 epochs, asked: 3): nothing to do (step-00000032)"
+    assert said(None, 3) == complete
+    folder = tmp_path / "ended"
+    assert said(None, 4, 1) == ""
+    ended = "keras_flow: a callback ended the training after 2 of 4 epochs: nothing to do (step-00000016)"
+    assert said(None, 4, 1) == ended
