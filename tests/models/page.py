@@ -13,6 +13,16 @@ PATH = Path(__file__).parents[2] / "docs" / "models.md"
 #: backend -> the results of its tasks
 Results = Mapping[str, Mapping[Task, dict]]
 
+#: the end of the page
+MADE = """
+## How this page is made
+
+`python -m tests.models.worker --docs` writes it from the runs of `tests/models`. Each model trains for two plain SGD
+steps on each engine, under each layout and on one device. The update of every variable is compared to 1e-4 of its
+largest element, losses, metrics and predictions to 1e-5 (those of trained weights to 1e-4). If a number is off in
+float32, float64 decides.
+"""
+
 
 def write(folder: Path) -> int:
     """Write the page from `folder`/BACKEND.jsonl; 1 if a result is missing, a number wrong or something crashed."""
@@ -46,26 +56,32 @@ def text(lines: Results) -> str:
     notes = "\n".join(f"{number}. {reason}" for reason, number in reasons.items())
     return f"""# Models
 
-Written by `python -m tests.models.worker --docs` from the runs of `tests/models`: small models as users write them,
-each trained for two plain SGD steps on each engine, under each layout and on one device. The update of every variable
-is compared to 1e-4 of its largest element, losses, metrics and predictions to 1e-5 (those of trained weights 1e-4);
-what is off in float32 is decided in float64.
+Does a model like mine run on my engine? Find the nearest model. The line above each table names the layouts of its
+states, in their order:
 
-dp4 is `kf.DataParallel` over 4 ranks; 2x2, 1x4 and 4x1 are `kf.ModelParallel` on data ranks x model ranks, with
-Megatron's rules for transformers and kernels split by filters for convolutions. KerasHub's backbones have the layout
-map that they ship (`Backbone.get_layout_map`), which splits weights over both axes. States with slashes are those of
-the layouts above the table; – was not run.
+- `dp4` is `kf.DataParallel` over 4 ranks.
+- `2x2`, `1x4` and `4x1` are `kf.ModelParallel` on data ranks x model ranks. Transformers have Megatron's rules, and
+  convolutions are split by filters. KerasHub's backbones have the layout map that they ship
+  (`Backbone.get_layout_map`), which splits weights over both axes.
 
-- **native**: runs as declared, with the numbers of one device;
-- **fallback**: the same numbers; a split became broadcast, or something is computed whole, with one warning;
+A cell has one state for all layouts, or one for each layout with slashes. A number in brackets leads to the reason
+below the tables:
+
+- **native**: runs as you declared it.
+- **fallback**: runs more slowly, and one warning says so. A split weight is kept whole, something is computed whole,
+  or data parallel takes the *consistent view*: its layers then work on the tensors of the whole batch instead of each
+  rank's own rows.
 - **refused**: raises one error that names the layer and the way out.
+- **–**: was not run.
+
+In the first two states the numbers are those of one device.
 
 {(chr(10) * 2).join(parts)}
 
 ## Reasons
 
 {notes or "None."}
-"""
+{MADE}"""
 
 
 def _mark(line: dict | None, reasons: dict[str, int]) -> str:

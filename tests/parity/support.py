@@ -102,6 +102,14 @@ Not in the grid: `tests/compat` compares the programs of its documentation with 
 with 13 rows. What is not there, like eager execution and `parallel_cast`: [From OneFlow](migrate/from_oneflow.md).
 """
 
+#: the end of the page
+MADE = """
+## How this page is made
+
+`make test-full` writes it. `tests/parity` trains a small model for each row on each engine, on four ranks and on one
+device, and compares losses, metrics, predictions and the update of every variable.
+"""
+
 
 def is_expected(result: dict) -> bool:
     """Whether a result of the product has the numbers of one device."""
@@ -191,16 +199,21 @@ def page(all_cells: Sequence[Cell], product: Sequence[dict] = ()) -> str:
     notes = "\n".join(f"{number}. {reason}" for reason, number in reasons.items())
     return f"""# Features
 
-Written by `make test-full` from the parity grid (`tests/parity`): every row was run on every backend under dp4 (data
-parallel over 4 ranks), tp4 (tensor parallel over 4) and 2x2 (hybrid), and its numbers compared with one device. Three
-states with slashes are dp4 / tp4 / 2x2; – means that the case is not made for that layout.
+Does my layer, option or kind of data work on my engine? Find its row. A cell has one state, or three with slashes: for
+`dp4` (data parallel over 4 ranks), for `tp4` (tensor parallel over 4 ranks) and for `2x2` (both: 2 data ranks by 2
+model ranks). A number in brackets leads to the reason below the table. Single layers and functions of Keras are in
+[support](support.md), whole models in [models](models.md).
 
-- **native**: runs as declared, with the numbers of one device;
-- **broadcast**: the same numbers; some batches are computed whole on every rank;
-- **fallback**: the same numbers; a split weight became a whole one, or data parallel computed on gathered tensors,
-  more slowly; one warning says so;
-- **one device**: the same numbers; one device computes them, and nothing is gained from the others;
+- **native**: runs as you declared it.
+- **broadcast**: some batches are computed whole by every rank, so these batches gain no speed.
+- **fallback**: runs more slowly, and one warning says so. Either a weight that a rule splits is kept whole, or data
+  parallel takes the *consistent view*: its layers then work on the tensors of the whole batch instead of each rank's
+  own rows.
+- **one device**: one device computes it, so the other ranks bring no gain.
 - **refused**: raises an error that says what to do.
+- **–**: not tested under that layout.
+
+In all states but "refused" the numbers are those of one device.
 
 Native: {", ".join(shares)}.
 
@@ -211,7 +224,7 @@ Native: {", ".join(shares)}.
 ## Reasons
 
 {notes or "None."}
-{_mirrored_text(mirrored)}{OLDER_WORLDS}{refusals.section()}{_product_text(product)}"""
+{_mirrored_text(mirrored)}{OLDER_WORLDS}{refusals.section()}{_product_text(product)}{MADE}"""
 
 
 def _mirrored_text(cells: Sequence[Cell]) -> str:

