@@ -59,8 +59,8 @@ your engine's heading, "Not native on ...". If the name is there, the line above
 
 - **broadcast**: each rank computes all of it, so more ranks bring no gain.
 - **fallback**: runs more slowly, and one warning says so. A split weight is kept whole, an operation is computed on
-  gathered inputs, or data parallel takes the *consistent view*: its layers then work on the tensors of the whole batch
-  instead of each rank's own rows.
+  gathered inputs or by one device, or data parallel takes the *consistent view*: its layers then work on the tensors
+  of the whole batch instead of each rank's own rows.
 - **refused**: raises one error that names the layer and the way out.
 
 If the name is not there, it runs natively: split as you declared it. The numbers are those of one device, unless it is
