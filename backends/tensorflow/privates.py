@@ -21,5 +21,5 @@ _NAMES = {
     ("ops", "image_grad"): "the gradient of tf.image.rgb_to_hsv",
     ("ops", "image_ops"): "matrices of flat projective transforms",
     ("ops", "random_ops_util"): "the key of a draw's seed",
-    ("ops", "resource_variable_ops"): "tapes see that a variable is read",
+    ("ops", "resource_variable_ops"): "tapes see that a variable is read; the type of those of a SavedModel",
 }

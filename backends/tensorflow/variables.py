@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
+from tensorflow.python.ops import resource_variable_ops
 
 from keras_flow.backends import meeting, messages, shared_files
 from keras_flow.backends.hooking import hook
@@ -21,6 +23,7 @@ from keras_flow.backends.tensorflow.mesh_variables import AbsentVariable, MeshVa
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import in_stateless_scope
 from keras_flow.current.variable_layout import KerasLayout, is_elsewhere, keras_layout, stage_rank
+from keras_flow.layout import Layout
 
 # ---- creation
 
@@ -330,6 +333,11 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     """Move an existing variable to another layout, keeping its value."""
     if variable._value is None:  # made by a symbolic build that has not ended
         variable._layout = layout
+        return
+    if type(variable._value) is resource_variable_ops.UninitializedVariable:
+        # a SavedModel's: its functions read this one, which stays whole where it is
+        whole = Layout(layout.layout.placement, {}, layout.layout.shape)
+        variable._layout = KerasLayout(replace(layout.given, layout=whole), layout.distribution)
         return
     # to a strategy, or away from one
     if mirrored_strategy.is_mirrored(layout.distribution) or mirrored_strategy.is_mirrored_variable(variable._value):

@@ -196,6 +196,8 @@ def _run(engine: str, kind: str, made: str, rows: int) -> Generator[Any, Any, No
         found += [model.get_weights(), _state_of(body), model.fit(x, y, **fit).history["loss"]]
         model.load_weights(path)
         found += [model.predict(x, batch_size=rows, verbose=0), model.fit(x, y, **fit).history["loss"]]
+        model.set_weights([0.5 * value for value in model.get_weights()])
+        found += [model.predict(x, batch_size=rows, verbose=0)]
         # torch.save writes a module by the name of its class: those of functions have none, nor has a parametrized one
         if engine == "torch" and made != "attribute" and type(body.module).__module__.startswith("torch.nn.modules"):
             whole = path.with_name("m.keras")
