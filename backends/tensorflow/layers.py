@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import keras
@@ -13,12 +13,12 @@ from keras.backend import epsilon, result_type
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends import meeting
-from keras_flow.backends.hooking import hook
+from keras_flow.backends.hooking import always, hook
 from keras_flow.backends.tensorflow import optimizer, replica_math
 from keras_flow.backends.tensorflow.layouts import view_of
 from keras_flow.backends.tensorflow.mesh_values import to_logical
 from keras_flow.backends.tensorflow.mesh_variables import called_directly, in_a_function, own_device
-from keras_flow.backends.tensorflow.operations import on_operation
+from keras_flow.backends.tensorflow.operations import in_traced_step, on_operation
 from keras_flow.backends.tensorflow.optimizer import distribution_by_dtensor
 from keras_flow.backends.tensorflow.variables import is_split_over_processes
 from keras_flow.current import keras_places
@@ -262,3 +262,31 @@ def dense_bincount(
     if count_weights is not None:
         counts *= tf.expand_dims(tf.cast(count_weights, dtype), -1)
     return tf.reduce_sum(counts, -2)
+
+
+@hook(
+    "keras.layers.JaxLayer",
+    "_jax2tf_convert",
+    "a function of JAX is converted for any number of rows: its results have no static shape, which DTensor needs",
+    when=always,  # a layer that is built before the scope converts its function there
+)
+def convert_function(
+    _: object,
+    original: Callable[..., Callable[..., object]],
+    layer: keras.Layer,
+    function: Callable[..., object],
+    polymorphic_shapes: Sequence[str],
+) -> Callable[..., object]:
+    """Hook on `JaxLayer._jax2tf_convert`: in a step of a mesh the function is converted for the shapes that are there.
+
+    Outside of such a step it is Keras's conversion alone.
+    """
+    for_any_rows = original(layer, function, polymorphic_shapes)
+
+    def converted(*args: object) -> object:
+        shapes = [value.shape for value in tree.flatten(args) if tf.is_tensor(value)]
+        if in_traced_step() is None or not all(shape.is_fully_defined() for shape in shapes):
+            return for_any_rows(*args)
+        return original(layer, function, ["..."] * len(polymorphic_shapes))(*args)
+
+    return cast("Callable[..., object]", tf.autograph.experimental.do_not_convert(converted))

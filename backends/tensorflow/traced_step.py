@@ -22,12 +22,14 @@ from keras_flow.errors import FlowError
 NAME_ATTRIBUTE = "_keras_flow_name"
 #: operations with which DTensor fails late or ends the process (TensorFlow 2.21), and why
 _BRANCHES = "DTensor ends the process on branches whose gradients need what they computed"
+_PYTHON = "DTensor ends the process on a function of Python, or waits for it for ever"
 _IMPOSSIBLE = {
     "Where": "its shape depends on its values",
     "LookupTableFindV2": "its table is not on the mesh",
     "LookupTableSizeV2": "its table is not on the mesh",
     **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), _BRANCHES),
     **dict.fromkeys(("While", "StatelessWhile"), "DTensor computes some loops wrongly, those of a scan"),
+    **dict.fromkeys(("PyFunc", "PyFuncStateless", "EagerPyFunc"), _PYTHON),
 }
 #: operations that draw -> the first of their inputs that is no seed: every rank draws the whole, as in `random`
 _PARAMETERS = {"StatelessRandomGammaV3": 4, "StatelessRandomBinomial": 2}
@@ -142,8 +144,7 @@ def before(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor]) -> None:
         if isinstance(layer_in_call(), keras.optimizers.Optimizer):
             # `Where` finds the rows of a sparse gradient, and branches (accumulation, loss scales) have no gradients
             return
-        trace.given_up = path, op_type, _IMPOSSIBLE[op_type]
-        raise GivenUp(op_type)
+        _give_up(trace, path, op_type, _IMPOSSIBLE[op_type])
     read = inputs[_PARAMETERS.get(op_type, 0) :]
     if op_type in _PARAMETERS and all(smart_cond.smart_constant_value(value) is not None for value in read):
         return
@@ -151,8 +152,18 @@ def before(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor]) -> None:
         trace.without_rule[path, op_type] = None
 
 
+def _give_up(trace: Trace, path: str, op_type: str, why: str) -> None:
+    trace.given_up = path, op_type, why
+    raise GivenUp(op_type)
+
+
 def after(operation: tf.Operation) -> None:
-    """An operation was made: an error of DTensor will tell its name, and the trace its layer."""
+    """An operation was made: an error of DTensor will tell its name, and the trace its layer.
+
+    Raises:
+        GivenUp: the shape of its result is not known. DTensor would cut pieces of no rows from it beside a split
+            operand, at which TensorFlow ends the collectives of the process.
+    """
     # private; checked with TensorFlow 2.21
     operation._set_attr(NAME_ATTRIBUTE, attr_value_pb2.AttrValue(s=operation.name.encode()))
     if (trace := _current.get()) is not None:
@@ -160,6 +171,23 @@ def after(operation: tf.Operation) -> None:
         trace.layers[operation.name] = trace.layer_of(scope), operation.type
         if path := _path_in_call():
             trace.scopes[scope] = path
+        if _loses_its_shape(operation) and not isinstance(layer_in_call(), keras.optimizers.Optimizer):
+            _give_up(trace, trace.layers[operation.name][0], operation.type, "the shape of its result is not known")
+
+
+def _loses_its_shape(operation: tf.Operation) -> bool:
+    """Whether an operation without a rule makes a tensor of unknown shape out of known ones.
+
+    Where an operation has a rule DTensor works shapes out that are not known yet (`Reshape` by another's `Shape`).
+    """
+    if operation.type in replicated_operations.WITH_RULE - {"Unique"}:
+        return False
+    tensors = [*operation.inputs, *operation.outputs]
+    if any(tensor.dtype in (tf.resource, tf.variant, tf.string) for tensor in tensors):
+        return False
+    known = [tensor.shape.is_fully_defined() for tensor in tensors]
+    count = len(operation.inputs)
+    return all(known[:count]) and not all(known[count:])
 
 
 def _path_in_call() -> str:

@@ -138,6 +138,7 @@ NAMES = {
     },
     "layers": {
         "call moments": "JAX's step sees logical tensors, outside of a step too",
+        "convert_function": "the others have no conversion of functions of JAX",
         "distribution_outside rows_of_global confusion_matrix dense_bincount": "limits of DTensor, and of replicas",
         "step_or_distribution pin plain_with_mask regularization": "operators run eagerly: each layer's call is seen",
     },

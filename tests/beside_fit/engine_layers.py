@@ -117,7 +117,16 @@ def functions() -> dict[str, Callable[[], Any]]:
 
 def kinds(engine: str) -> list[str]:
     """The names of what is wrapped on an engine."""
-    return {"torch": list(modules()), "jax": list(functions()), "tensorflow": ["a SavedModel"]}[engine]
+    return {
+        "torch": list(modules()),
+        "jax": list(functions()),
+        "tensorflow": ["a SavedModel", *functions()],  # functions of JAX are converted
+    }[engine]
+
+
+def is_possible(engine: str, kind: str, made: str) -> bool:
+    """Whether one device can have such a layer there: Keras cannot build a JaxLayer inside a function of TensorFlow."""
+    return engine != "tensorflow" or kind == "a SavedModel" or made != "attribute"
 
 
 def _saved_model() -> Any:

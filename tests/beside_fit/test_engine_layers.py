@@ -21,9 +21,10 @@ def _outcomes(engine: str, cases: list[tuple[str, str, str, int]]) -> list[str]:
 
 
 def _all(engine: str) -> list[tuple[str, str, str, int]]:
-    return list(
-        itertools.product(engine_layers.kinds(engine), engine_layers.MADE, engine_layers.LAYOUTS, engine_layers.ROWS)
+    every = itertools.product(
+        engine_layers.kinds(engine), engine_layers.MADE, engine_layers.LAYOUTS, engine_layers.ROWS
     )
+    return [case for case in every if engine_layers.is_possible(engine, *case[:2])]
 
 
 #: of all cases one in so many, chosen by its name

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -128,6 +129,17 @@ def the_gradient_of_a_branch_ends_the_process() -> bool:
     mesh, x = _split_by_rows()
     dtensor_flow.outcome("tf.cond, row-wise, gradient", mesh, x, whole=True)
     return False
+
+
+def a_python_function_ends_the_process() -> bool:
+    """`tf.numpy_function` (`tf.py_function` too) in a step on a mesh, whole on every rank by DTensor's own flag, is a
+    segmentation fault, or waits for ever.
+
+    Instead: a step with such a function is computed on one device, from gathered weights.
+    """
+    os.environ["DTENSOR_ENABLE_REPLICATED_SPMD_AS_DEFAULT_TF.PYFUNC"] = "1"
+    signal.alarm(20)  # where it waits, with Python's lock held
+    return _fails(lambda x: x + tf.ensure_shape(tf.numpy_function(lambda value: 2 * value, [x], x.dtype), x.shape))
 
 
 def a_convolution_of_no_rows_has_other_channels() -> bool:
@@ -269,6 +281,7 @@ BUGS = (
     space_to_batch_has_no_rule,
     grouped_convolutions_need_onednn_or_xla,
     the_gradient_of_a_branch_ends_the_process,
+    a_python_function_ends_the_process,
     a_convolution_of_no_rows_has_other_channels,
     a_tensor_of_nine_dims_cannot_be_cut,
     a_function_that_was_refused_ends_the_process,

@@ -27,6 +27,7 @@ UNSPLIT = (
     "windows",
     "whole_on_every_rank",
     "on_one_device",
+    "results_of_unknown_shape",
     "made_of_others",
     "shuffled_features",
     "counted_categories",

@@ -208,6 +208,36 @@ def on_one_device() -> None:
             raise AssertionError("strict=True gave up all layouts")
 
 
+def _parted(h: tf.Tensor) -> tf.Tensor:
+    even, odd = tf.dynamic_partition(h, tf.range(tf.shape(h)[0]) % 2, 2)
+    return tf.concat([even, odd], 0)
+
+
+def _by_python(h: tf.Tensor) -> tf.Tensor:
+    doubled = tf.numpy_function(lambda values: 2 * values, [h], tf.float32)
+    doubled.set_shape(h.shape)
+    return h + tf.stop_gradient(doubled)
+
+
+def results_of_unknown_shape() -> None:
+    """A step with a result of unknown shape, of which pieces were cut that have no rows, or with a Python function.
+
+    The first ended the collectives of the process, the second waited for ever: one device computes both.
+    """
+    for operation, function in {"DynamicPartition": _parted, "PyFunc": _by_python}.items():
+
+        def build(function: Callable[[tf.Tensor], tf.Tensor] = function) -> keras.Model:
+            x = layers.Input((8,))
+            h = layers.Lambda(function, name="middle", output_shape=(8,))(layers.Dense(8, name="up")(x))
+            return keras.Model(x, layers.Dense(3, name="out")(h))
+
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            _compare(build, _data(24, 8))
+        texts = [str(warning.message) for warning in said if "one device computes it" in str(warning.message)]
+        assert len(texts) == 3 and all(f"{operation} of 'middle'" in text for text in texts), texts
+
+
 def made_of_others() -> None:
     """What DTensor has no rule for, and is made of operations that it has rules for, stays split, without a word."""
 
@@ -437,6 +467,7 @@ PROGRAMS = {
         windows,
         whole_on_every_rank,
         on_one_device,
+        results_of_unknown_shape,
         made_of_others,
         shuffled_features,
         counted_categories,
