@@ -1,10 +1,11 @@
-"""Seconds for each token that KerasHub's `generate` makes: keras_flow on one rank and on four, against plain Keras.
+"""Seconds for each token that KerasHub's `generate` makes: keras_flow on one rank and on several, against plain Keras.
 
     KERAS_BACKEND=jax python -m benchmarks.generate
     keras-flow launch --devices 4 benchmarks/generate.py                     # torch, whose ranks are processes
 
-Ways take turns, and a ratio is the median of the ratios of turns that follow one another. On JAX the same model under
-`keras.distribution.DataParallel` over as many virtual devices stands beside.
+The ranks share the rows (data parallel), the kernels (tensor parallel, by the layout map of KerasHub's Gemma), or both,
+where there are four (2x2). Ways take turns, and a ratio is the median of the ratios of turns that follow one another.
+On JAX the same model under `keras.distribution.DataParallel` over as many virtual devices stands beside.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ def model_under(distribution: keras.distribution.Distribution | None) -> keras.M
     return model
 
 
+def tensor_parallel(ranks: np.ndarray) -> kf.ModelParallel:
+    """Kernels split over the columns of a grid of ranks, by KerasHub's own layout map, and rows over its rows."""
+    placement = kf.Placement(ranks, axis_names=("batch", "model"))
+    return kf.ModelParallel(placement, rules=keras_hub.models.GemmaBackbone.get_layout_map, batch_axes="batch")
+
+
 def seconds_of(model: keras.Model, distribution: object) -> float:
     """Seconds for one token of all rows."""
     keras.distribution.set_distribution(distribution)
@@ -56,8 +63,12 @@ def main() -> None:
         "plain Keras": lambda: None,
         "kf.DataParallel, 1 rank": lambda: kf.DataParallel(kf.Placement([0])),
     }
-    if kf.env.get_world_size() == 4:
-        makers["kf.DataParallel, 4 ranks"] = kf.DataParallel
+    ranks = np.arange(kf.env.get_world_size())
+    if len(ranks) > 1:
+        makers[f"kf.DataParallel, {len(ranks)} ranks"] = kf.DataParallel
+        makers[f"kf.ModelParallel, 1x{len(ranks)}"] = lambda: tensor_parallel(ranks[None])
+    if len(ranks) == 4:
+        makers["kf.ModelParallel, 2x2"] = lambda: tensor_parallel(ranks.reshape(2, 2))
     if keras.backend.backend() == "jax":
         makers["keras.distribution.DataParallel, 4 devices"] = keras.distribution.DataParallel
     ways = {}
