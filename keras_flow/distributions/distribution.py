@@ -113,6 +113,8 @@ class FlowDistribution(Distribution):
         self.zero_stage = zero
         self._recomputed = recomputed.checked(remat)
         self.rematerialized = self._again = WeakSet[keras.Layer]()
+        # patterns that a model had a layer for: as with rules, a sub-model of it need not have them all
+        self._matched_again: set[str] = set()
         self.strict = strict
         self.random = random
         self.uneven_notice = UnevenNotice()
@@ -378,9 +380,11 @@ class FlowDistribution(Distribution):
         problems += [self._unmatched_text(key, layers, paths) for key in unmatched]
         problems += [text for layer in model._flatten_layers() for text in unknown_names(layer)]
         if self._recomputed is not None:
-            found, unmatched_patterns = recomputed.layers_of(model, self._recomputed)
+            found, of_none = recomputed.layers_of(model, self._recomputed)
             self._again.update(found)
-            problems += unmatched_patterns
+            asked = [self._recomputed] if isinstance(self._recomputed, str) else self._recomputed
+            self._matched_again.update(pattern for pattern in asked if pattern not in of_none)
+            problems += [text for pattern, text in of_none.items() if pattern not in self._matched_again]
         if problems:  # they stay recorded, as the next call must not train without the rules either
             raise LayoutError(
                 f"{len(problems)} layout problem{'s' if len(problems) > 1 else ''} in model {model.name!r}:\n  "

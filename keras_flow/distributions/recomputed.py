@@ -46,27 +46,27 @@ def checked(remat: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
     return found
 
 
-def layers_of(model: keras.Model, remat: str | Sequence[str]) -> tuple[list[Any], list[str]]:
-    """The layers of a built model that are computed again, and what is wrong with the patterns."""
+def layers_of(model: keras.Model, remat: str | Sequence[str]) -> tuple[list[Any], dict[str, str]]:
+    """The layers of a built model that are computed again, and of each pattern that matches none what to say."""
     inner = [layer for layer in model._flatten_layers(include_self=False) if layer is not models.graph_of(model)]
     if remat == BLOCKS:
         kinds = Counter(map(_kind, inner))
         found = [layer for layer in inner if kinds[_kind(layer)] > 1 and _kind(layer)]
         if not found:
-            return [], [
-                'remat="block": the model has no two layers of one class and shape that have layers themselves: name '
-                f"layers by patterns of their paths, for example remat=[{_example(inner)!r}]"
-            ]
-        return _outermost(found), []
+            return [], {
+                BLOCKS: 'remat="block": the model has no two layers of one class and shape that have layers '
+                f"themselves: name layers by patterns of their paths, for example remat=[{_example(inner)!r}]"
+            }
+        return _outermost(found), {}
     paths = {id(layer): layer.path or layer.name for layer in inner}
     found = [layer for layer in inner if any(re.search(pattern, paths[id(layer)]) for pattern in remat)]
-    problems = [
-        f"remat: {pattern!r} matched no layer; the nearest paths are "
+    unmatched = {
+        pattern: f"remat: {pattern!r} matched no layer; the nearest paths are "
         + ", ".join(map(repr, nearest(pattern, list(paths.values()))))
         for pattern in remat
         if not any(re.search(pattern, path) for path in paths.values())
-    ]
-    return _outermost(found), problems
+    }
+    return _outermost(found), unmatched
 
 
 def _kind(layer: Any) -> tuple[object, ...]:

@@ -72,3 +72,19 @@ def test_bad_input() -> None:
         fitted(["fisrt"])
     with pytest.raises(LayoutError, match="has no two layers of one class and shape that have layers themselves"):
         fitted("block")
+
+
+def test_a_sub_model_need_not_have_all_layers() -> None:
+    kf.init(4)
+    ones = np.ones((4, 4))
+    with kf.DataParallel(remat=["one", "two"]).scope():
+        inputs = keras.Input((4,))
+        outputs = [keras.layers.Dense(4, name=name)(inputs) for name in ("one", "two")]
+        model, part = keras.Model(inputs, outputs), keras.Model(inputs, outputs[0])
+        for each, y in ((model, [ones, ones]), (part, ones)):
+            each.compile("sgd", "mse")
+            each.fit(ones, y, verbose=0)
+        other = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="one")])
+        other.compile("sgd", "mse")
+        with kf.DataParallel(remat=["one", "two"]).scope(), pytest.raises(LayoutError, match="'two' matched no layer"):
+            other.fit(ones, ones, verbose=0)  # of this distribution no model had it
