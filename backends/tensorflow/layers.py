@@ -16,7 +16,7 @@ from keras_flow.backends import meeting
 from keras_flow.backends.hooking import always, hook
 from keras_flow.backends.tensorflow import optimizer, replica_math
 from keras_flow.backends.tensorflow.layouts import view_of
-from keras_flow.backends.tensorflow.mesh_values import to_logical
+from keras_flow.backends.tensorflow.mesh_values import is_dtensor, to_logical
 from keras_flow.backends.tensorflow.mesh_variables import called_directly, in_a_function, own_device
 from keras_flow.backends.tensorflow.operations import in_traced_step, on_operation
 from keras_flow.backends.tensorflow.optimizer import distribution_by_dtensor
@@ -78,7 +78,9 @@ def call(
         raise FlowError(in_a_function(f"the weights of {layer.name!r} are"))
     if any(is_split_over_processes(variable) for variable in layer.variables):
         meeting.meet(meeting.CALLS)
-    args, kwargs = cast("tuple[tuple, dict]", tree.map_structure(to_logical, (args, kwargs)))
+    # a layer may change the dict that it is given (RandomCrop does): it gets that one, and no copy, where it can
+    if any(map(is_dtensor, tree.flatten((args, kwargs)))):
+        args, kwargs = cast("tuple[tuple, dict]", tree.map_structure(to_logical, (args, kwargs)))
     token = called_directly.set(True)
     try:
         with holding(distribution), tf.device(own_device(view_of(distribution).mesh)):

@@ -24,6 +24,7 @@ REFUSALS = (
     Refusal(("jax",), "sparse inputs", "a sparse input of shape"),
     Refusal(("tensorflow",), "sparse inputs", "the batch has a sparse tensor"),
     Refusal(("tensorflow",), "ragged inputs", "the batch has a ragged tensor"),
+    Refusal(("tensorflow",), "strings in a batch", "the batch has text"),
     Refusal(("tensorflow",), "`jit_compile=True`", "is compiled with jit_compile=True"),
     Refusal(("torch",), "`jit_compile=True`", "jit_compile=True cannot be used"),
     Refusal(

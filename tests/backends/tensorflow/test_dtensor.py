@@ -34,6 +34,7 @@ UNSPLIT = (
     "grouped_attention",
     "replicas_draw",
     "called_after_build",
+    "a_dict_that_a_layer_changes",
 )
 #: a step that fails may end the collectives of its process, so these have processes of their own
 ENDING = ("failed_steps", "ended_collectives", "operations_that_fail_as_they_run")

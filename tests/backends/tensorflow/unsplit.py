@@ -457,6 +457,15 @@ def called_after_build() -> None:
                 model.fit(x, x[:, :3], verbose=0)
 
 
+def a_dict_that_a_layer_changes() -> None:
+    """A layer that is called outside of a step gets the caller's own dict, as on one device."""
+    for name, distribution in _places().items():
+        with distribution.scope():
+            data = {"images": _data(2, 4, 5, 3), "labels": _data(2, 7)}
+            cropped = layers.RandomCrop(3, 3)(data)
+        assert cropped is data and data["images"].shape == (2, 3, 3, 3), name
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
@@ -476,5 +485,6 @@ PROGRAMS = {
         failed_steps,
         ended_collectives,
         called_after_build,
+        a_dict_that_a_layer_changes,
     )
 }
