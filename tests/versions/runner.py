@@ -278,7 +278,7 @@ share of what the grid tolerates. It leaves out `mixed_float16`, which is compar
 |---|---|---|---|---|---|
 {rows}
 
-All of these ran on Python 3.11, Linux, x86-64. torch 2.14.1 and 2.15.0 are builds for GPUs that install 4 GB of
+All rows ran on Python 3.11, Linux, x86-64. torch 2.14.1 and 2.15.0 are builds for GPUs that install 4 GB of
 libraries. `python -m tests.versions.runner --later` runs them, on the CPU.
 
 ## Later versions of Python
