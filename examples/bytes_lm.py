@@ -58,12 +58,12 @@ def rules():
     """Megatron's: attention by heads, the two dense layers of a block as a column and row pair."""
     split = kf.sbp.split
     return {
-        r"attention\d/(query|key|value)/kernel": {"model": split(1)},
-        r"attention\d/(query|key|value)/bias": {"model": split(0)},
-        r"attention\d/attention_output/kernel": {"model": split(0)},
-        r"up\d/kernel": {"model": split(1)},
-        r"up\d/bias": {"model": split(0)},
-        r"down\d/kernel": {"model": split(0)},
+        r"attention\d+/(query|key|value)/kernel": {"model": split(1)},
+        r"attention\d+/(query|key|value)/bias": {"model": split(0)},
+        r"attention\d+/attention_output/kernel": {"model": split(0)},
+        r"up\d+/kernel": {"model": split(1)},
+        r"up\d+/bias": {"model": split(0)},
+        r"down\d+/kernel": {"model": split(0)},
     }
 
 

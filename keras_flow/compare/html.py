@@ -31,7 +31,7 @@ dl{display:grid;grid-template-columns:auto 1fr;gap:.15rem 1rem;font-size:.9rem}d
 table.facts{width:auto}table.facts td{text-align:left;white-space:normal}
 @media(max-width:520px){.hold .parts{gap:.6rem}.scroll{background:linear-gradient(270deg,var(--paper),transparent) right/2.4rem 100% no-repeat local,linear-gradient(270deg,var(--line),transparent) right/1.2rem 100% no-repeat}
 body{font-size:14px;margin:.8rem auto;padding:0 .7rem}th,td{padding:.25rem .4rem}.chart{max-width:none}
-pre{white-space:pre-wrap;overflow-wrap:anywhere}dl{display:block}dd{margin-bottom:.4rem}
+pre{white-space:pre-wrap;overflow-wrap:break-word}dl{display:block}dd{margin-bottom:.4rem}
 table.runs,table.runs tbody{display:block}table.runs tr:first-child{display:none}
 table.runs tr{display:grid;grid-template-columns:repeat(4,1fr);padding:.5rem 0;border-bottom:1px solid var(--line)}
 table.runs td,tr.first td{border:0;text-align:left;padding:.1rem .2rem}
@@ -43,7 +43,7 @@ table.runs td:nth-child(n+3)::before{content:attr(data-head);display:block;font-
 def page(result: Comparison) -> str:
     """The whole page."""
     verdict = (
-        f'<p class="ok">All {len(result.runs)} runs agree within the tolerances.</p>'
+        f'<p class="ok">{_all(len(result.runs))} agree within the tolerances.</p>'
         if not result.failures
         else "<ul>" + "".join(f'<li class="bad">{escape(text)}</li>' for text in result.failures) + "</ul>"
     )
@@ -112,6 +112,10 @@ def _known(result: Comparison) -> str:
     )
 
 
+def _all(runs: int) -> str:
+    return "Both runs" if runs == 2 else f"All {runs} runs"
+
+
 def _charts(title: str, words: str, charts: str) -> str:
     """A section of charts; nothing where there are none."""
     return f'<h2>{title}</h2><p>{words}</p><div class="charts">{charts}</div>' if charts else ""
@@ -124,17 +128,17 @@ def _words(result: Comparison) -> str:
     words = {
         ", ".join(
             ("loss", *([metric] if metric else []))
-        ): "The trained model has this value on the validation rows, or on "
-        "all rows if there are none, as <code>evaluate</code> computes it. The curves below show the loss of each step.",
-        "Δ loss, Δ weights": "So much, at most, the run deviates from the run on one device of the same backend.",
-        "Δ engine": "So much, at most, the loss of a step deviates from that of the first backend under the same layout."
+        ): "The trained model on the validation rows (or on all rows, if there are "
+        "none), as <code>evaluate</code> computes it. The curves below show the loss of each step.",
+        "Δ loss, Δ weights": "Largest difference from the run of the same backend on one device.",
+        "Δ engine": "Largest difference of a step's loss from that of the first backend, under the same layout."
         + nature,
-        "ms": "A step takes this time: the median, without compilation. Ranks of one CPU share its cores, so more ranks are "
-        "usually slower. Times on a busy machine vary.",
-        "ranks": "So many ranks held weights, of those that the layout names.",
-        "MB/rank": "One rank holds this much of the weights, at most. The number is read from the engine's live arrays.",
-        "MB/step": "A rank receives this much in a training step, as <code>keras-flow explain</code> computes it.",
-        "peak MB": "A rank holds this much at one moment of a step, at most, as <code>keras-flow explain</code> computes it.",
+        "ms": "Median time of a step, without compilation. Ranks of one CPU share its cores, so more ranks are usually "
+        "slower. Times on a busy machine vary.",
+        "ranks": "Ranks that held weights, and ranks in the layout.",
+        "MB/rank": "Most memory for weights on one rank, read from the engine's live arrays.",
+        "MB/step": "Bytes that a rank receives in a training step, as <code>keras-flow explain</code> computes them.",
+        "peak MB": "Peak memory of a rank during a step, as <code>keras-flow explain</code> computes it.",
     }
     return "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in words.items())
 
