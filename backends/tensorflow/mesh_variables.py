@@ -160,7 +160,8 @@ def in_a_function(what: str) -> str:
     return (
         f"{what} on several ranks, in a tf.function of your own, which TensorFlow's DTensor cannot run: leave "
         "@tf.function out (the program then runs eagerly, on one device), or write it as `train_step`, `test_step` or "
-        "`predict_step` of a model, which keras_flow compiles for all ranks"
+        "`predict_step` of a model, which keras_flow compiles for all ranks. tf.saved_model.save makes such functions: "
+        "write a SavedModel with model.export(path)"
     )
 
 

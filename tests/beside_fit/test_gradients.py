@@ -58,3 +58,4 @@ def test_a_function_of_ones_own_is_refused_by_name(layout: str, on_ranks: Any) -
     assert len(said) == 6
     for text in said:
         assert "FlowError: " in text and "on several ranks, in a tf.function of your own" in text, text
+        assert "write a SavedModel with model.export(path)" in text
