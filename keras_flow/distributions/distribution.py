@@ -237,7 +237,7 @@ class FlowDistribution(Distribution):
                 if match is None:
                     return self._held(broadcast, "default", path)
                 self._matched.add(match.key)
-                spec, source = match.spec, f"rule {match.key!r}"
+                spec, source = match.spec, f"rule '{match.key}'"
             unpacked = companions.unpacked_shape(layer, path, shape)
             try:
                 requested = Layout(self.placement, spec, unpacked)
@@ -440,11 +440,11 @@ class FlowDistribution(Distribution):
                 path, taker = next(iter(shadowed.items()))
                 more = f" (and {len(shadowed) - 1} more that it matches)" if len(shadowed) > 1 else ""
                 return (
-                    f"rule {key!r} is never used: rule {taker!r} comes before it and takes {path!r}{more}; "
+                    f"rule '{key}' is never used: rule '{taker}' comes before it and takes {path!r}{more}; "
                     f"{rules.shadowed_advice}"
                 )
         near = ", ".join(repr(path) for path in nearest(key, paths))
-        return f"rule {key!r} matched no variable; the nearest paths are {near or 'none'}"
+        return f"rule '{key}' matched no variable; the nearest paths are {near or 'none'}"
 
     @property
     def has_problems(self) -> bool:

@@ -92,7 +92,7 @@ def _variables(explanation: Explanation, most: int | None) -> Table:
     ]
     if left:
         rest = sum(row.bytes for row in explanation.variables) - sum(row.bytes for row in shown)
-        rows.append((f"... and {left} smaller ones", "", "", "", amount(rest)))
+        rows.append((f"... and {left} more, none of them larger", "", "", "", amount(rest)))
     return Table("variables", ("path", "shape", "layout", "from", "bytes/rank"), (4,), rows)
 
 
@@ -128,7 +128,7 @@ def _collectives(explanation: Explanation, most: int | None) -> Table:
     if left:
         # what is left out is still counted, so that the rows add up to the title
         rest = explanation.received - sum(sent.received for sent in shown)
-        rows.append(("", f"{left} smaller ones", "", amount(rest), "", "", ""))
+        rows.append(("", f"{left} more, none of them larger", "", amount(rest), "", "", ""))
     title = f"collectives of a step: {len(all_of_them) or 'none'}"
     if all_of_them:
         title += f", {amount(explanation.received)} received by "

@@ -36,6 +36,10 @@ def test_first_match_wins_on_a_model() -> None:
     placed = {v.path: kf.layout_of(v) for v in model.variables if "seed" not in v.path}
     assert str(placed["model/hidden/kernel"]) == "S(1) (from rule 'hidden/kernel')"
     assert str(placed["model/logits/kernel"]) == "S(0) (from rule 'kernel')"
+    with programs.tensor_parallel(**{r"hidd\w+/kernel": "S(1)"}).scope():
+        other = programs.build()
+    # as it stands in the program, so that it can be searched there
+    assert r"rule 'hidd\w+/kernel'" in str(kf.layout_of(programs.variable(other, "hidden/kernel")))
     assert str(placed["model/hidden/bias"]) == "B (from default)"
     assert programs.held(programs.variable(model, "hidden/kernel")) == dict.fromkeys(range(4), (8, 4))
     assert programs.held(programs.variable(model, "logits/kernel")) == dict.fromkeys(range(4), (4, 4))
