@@ -75,7 +75,8 @@ SETTINGS: Mapping[str, Setting] = {
         Setting(GRACE, "how long a callback of `kf.on_preemption` may take (30)", _SECONDS, _is_seconds),
         Setting(
             RANDOM,
-            "`random=` of distributions that do not say it (logical)",
+            "where random numbers come from: `logical` draws the same on every engine and layout, `stock` as the "
+            "engine itself does; a distribution's `random=` goes first (logical)",
             "logical or stock",
             ("logical", "stock").__contains__,
         ),

@@ -7,7 +7,7 @@ marked `full`: `make test-changed` runs all of it that tests a changed file, `ma
     @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))       # on one of the engines
     @pytest.mark.parametrize("name", sampling.some(NAMES, every=5))    # about every fifth name
 
-Of the tests that take long, which `slow.txt` names, about one in six is run.
+Of the tests that take long, which `slow.txt` names, about one in twelve is run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 #: names of tests, a line each, written by tests/slow.py
 SLOW = Path(__file__).parent / "slow.txt"
 #: of them one in so many is run
-SLOW_EVERY = 6
+SLOW_EVERY = 12
 
 
 def number_of(name: str) -> int:

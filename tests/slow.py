@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.sampling import SLOW, SLOW_EVERY, is_chosen, slow_tests
 
 #: seconds on two idle cores
-LIMIT = 5.0
+LIMIT = 2.5
 
 
 def times(report: Path) -> dict[str, float]:

@@ -40,7 +40,7 @@ def test_every_page_is_in_the_navigation() -> None:
     pages += [
         str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"
     ]
-    assert [page for page in pages if not re.search(rf"- {re.escape(page)}$", navigation, re.MULTILINE)] == []
+    assert [page for page in pages if not re.search(rf"- (\w+: )?{re.escape(page)}$", navigation, re.MULTILINE)] == []
 
 
 def test_sessions_and_pages_of_docstrings() -> None:
