@@ -24,6 +24,7 @@ from keras_flow.current.distribution import ActivationLayout, Distribution
 from keras_flow.current.models import layer_paths
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.distributions import companions, models, recomputed
+from keras_flow.distributions.ranks import check_ranks
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
 from keras_flow.distributions.rules import PatternRules, Rules, matched_key, nearest, takers
 from keras_flow.distributions.shard import shard_of, unknown_names
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from keras_flow.backends.engine_records import Capabilities
-    from keras_flow.backends.interface import Backend
-    from keras_flow.current.world import World
 
 
 _LOST = (
@@ -100,7 +99,7 @@ class FlowDistribution(Distribution):
             placement = Placement(
                 np.asarray(placement.ranks).reshape(placement.hierarchy), placement.axis_names, engine_world.type
             )
-        _check_ranks(placement, engine_world, engine, self.is_of_all_processes)
+        check_ranks(placement, engine_world, engine, self.is_of_all_processes)
         unknown = [axis for axis in batch_axes if axis not in placement.axis_names]
         if unknown:
             raise FlowError(f"batch_axes names {unknown}, the placement's axes are {list(placement.axis_names)}")
@@ -111,10 +110,8 @@ class FlowDistribution(Distribution):
         self.batch_axes = tuple(axis for axis in placement.axis_names if axis in batch_axes)
         self.zero = zero_of(zero, zero_axes, zero_min_size, self.batch_axes)
         self.zero_stage = zero
-        self._recomputed = recomputed.checked(remat)
-        self.rematerialized = self._again = WeakSet[keras.Layer]()
-        # patterns that a model had a layer for: as with rules, a sub-model of it need not have them all
-        self._matched_again: set[str] = set()
+        self._recomputed = recomputed.Recomputed(remat)
+        self.rematerialized = self._recomputed.layers
         self.strict = strict
         self.random = random
         self.uneven_notice = UnevenNotice()
@@ -379,12 +376,7 @@ class FlowDistribution(Distribution):
             unmatched = self._without_idle(unmatched, layers, paths)
         problems += [self._unmatched_text(key, layers, paths) for key in unmatched]
         problems += [text for layer in model._flatten_layers() for text in unknown_names(layer)]
-        if self._recomputed is not None:
-            found, of_none = recomputed.layers_of(model, self._recomputed)
-            self._again.update(found)
-            asked = [self._recomputed] if isinstance(self._recomputed, str) else self._recomputed
-            self._matched_again.update(pattern for pattern in asked if pattern not in of_none)
-            problems += [text for pattern, text in of_none.items() if pattern not in self._matched_again]
+        problems += self._recomputed.check(model)
         if problems:  # they stay recorded, as the next call must not train without the rules either
             raise LayoutError(
                 f"{len(problems)} layout problem{'s' if len(problems) > 1 else ''} in model {model.name!r}:\n  "
@@ -399,7 +391,7 @@ class FlowDistribution(Distribution):
 
     def blocks_of(self, model: keras.Model) -> list[keras.Layer]:
         """The layers of a model that are computed again in the backward pass."""
-        return [] if self._recomputed is None else recomputed.layers_of(model, self._recomputed)[0]
+        return self._recomputed.layers_of(model)
 
     def _unmatched(self, layers: Iterable[str], paths: Iterable[str]) -> list[str]:
         """Keys of rules that are not the first match of any path."""
@@ -476,36 +468,3 @@ def _is_gathered(layer: keras.Layer | None, capabilities: Capabilities) -> bool:
 def is_seed(path: str) -> bool:
     """Whether a variable is the state of a `SeedGenerator`, which is broadcast whatever the rules match."""
     return path.endswith("seed_generator_state")
-
-
-def _check_ranks(placement: Placement, world: World, engine: Backend, is_of_all_processes: bool) -> None:
-    size, type = world.size, world.type
-    if placement.type != type:
-        raise FlowError(
-            f"the placement is of type {placement.type!r}, this job runs on {type!r} devices: "
-            f"leave the type out, or start with kf.init(type={placement.type!r}) where such devices exist"
-        )
-    # the largest rank counts and not their number: a placement may leave ranks out
-    if max(placement.ranks) >= size:
-        need = max(placement.ranks) + 1
-        raise FlowError(
-            f"the placement needs ranks up to {max(placement.ranks)}, {engine.name} has {size} "
-            f"({'rank 0' if size == 1 else f'ranks 0 to {size - 1}'}). Start the program with "
-            f"kf.run(main, devices={need}) or `keras-flow launch --devices {need} script.py`"
-            + (
-                f", or call kf.init(devices={need}) before any layer or tensor is made"
-                if engine.capabilities.drives_all_ranks
-                else ""
-            )
-        )
-    if not (engine.capabilities.drives_all_ranks and is_of_all_processes):
-        return
-    # a process of these engines takes part in a step by its devices, or not at all
-    taking_part = {world.process_of(rank) for rank in placement.ranks}
-    if len(taking_part) < world.process_count:
-        without = next(rank for rank in range(size) if world.process_of(rank) not in taking_part)
-        raise FlowError(
-            f"no rank of the placement {list(placement.ranks)} is of the process that drives rank {without}. On "
-            f"{engine.name} each process of a job takes part in every step: name a rank of each, or start one process, "
-            f"`keras-flow launch --nproc_per_node 1 --devices_per_proc {size} script.py`"
-        )

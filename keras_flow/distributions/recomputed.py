@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 import keras
 
@@ -18,6 +19,40 @@ from keras_flow.distributions.rules import nearest
 from keras_flow.errors import FlowError
 
 BLOCKS = "block"
+
+
+class Recomputed:
+    """What `remat=` of a distribution names.
+
+    Attributes:
+        layers: those that are computed again, of the models that were checked.
+
+    Args:
+        remat: as a user gave it.
+
+    Raises:
+        FlowError: it is another text, or no regular expression.
+    """
+
+    def __init__(self, remat: str | Sequence[str] | None):
+        self.layers = WeakSet[keras.Layer]()
+        self._remat = checked(remat)
+        # patterns that a model had a layer for: as with rules, a sub-model of it need not have them all
+        self._matched: set[str] = set()
+
+    def layers_of(self, model: keras.Model) -> list[keras.Layer]:
+        """The layers of a built model that are computed again."""
+        return [] if self._remat is None else layers_of(model, self._remat)[0]
+
+    def check(self, model: keras.Model) -> list[str]:
+        """Take the layers of a built model, and say what is wrong with the patterns."""
+        if self._remat is None:
+            return []
+        found, of_none = layers_of(model, self._remat)
+        self.layers.update(found)
+        asked = [self._remat] if isinstance(self._remat, str) else self._remat
+        self._matched.update(pattern for pattern in asked if pattern not in of_none)
+        return [text for pattern, text in of_none.items() if pattern not in self._matched]
 
 
 def checked(remat: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
