@@ -30,10 +30,15 @@ def _by_backend(result: Comparison) -> dict[str, list[RunResult]]:
 
 def losses(result: Comparison) -> str:
     """Loss over steps: a chart for each backend, all on one scale so that they can be compared by eye."""
-    top = max((loss for run in result.runs for loss in run.losses if isfinite(loss)), default=1.0)
+    drawn = [loss for run in result.runs for loss in run.losses if isfinite(loss)]
+    bounds = (min(drawn), max(drawn)) if drawn else None
     return "".join(
         _chart(
-            curves(f"loss on {backend}", [Curve(run.layout, run.losses, at) for at, run in enumerate(runs)], top=top)
+            curves(
+                f"loss on {backend}",
+                [Curve(run.layout, run.losses, at) for at, run in enumerate(runs)],
+                bounds=bounds,
+            )
         )
         for backend, runs in _by_backend(result).items()
     )

@@ -6,6 +6,7 @@ from html import escape
 
 from rich.text import Text
 
+from keras_flow.compare import deviations as tolerances
 from keras_flow.compare.charts import between_engines, deviations, held, losses, step_times
 from keras_flow.compare.result import Comparison
 from keras_flow.compare.table import heads, metric_name, nearest, row
@@ -73,7 +74,7 @@ same order (seed {result.seed}).</p>
 <h2>Numbers</h2><div class="scroll">{_table(result)}</div>
 <p>{nearest(result)} A number over its tolerance is red.</p>
 <dl>{_words(result)}</dl>
-<h2>Loss</h2><p>Curves that coincide are drawn as one dashed line, which has the colours of all.</p><div class="charts">{losses(result)}</div>
+<h2>Loss</h2><p>The axis runs from the least loss to the greatest. Curves that coincide are drawn as one dashed line, which has the colours of all.</p><div class="charts">{losses(result)}</div>
 {from_one_device}
 {from_engines}
 <h2>Time of a step</h2>{step_times(result)}
@@ -133,6 +134,7 @@ def _words(result: Comparison) -> str:
         "Δ loss, Δ weights": "Largest difference from the run of the same backend on one device.",
         "Δ engine": "Largest difference of a step's loss from that of the first backend, under the same layout."
         + nature,
+        "tolerances": _tolerances(result),
         "ms": "Median time of a step, without compilation. Ranks of one CPU share its cores, so more ranks are usually "
         "slower. Times on a busy machine vary.",
         "ranks": "Ranks that held weights, and ranks in the layout.",
@@ -141,6 +143,21 @@ def _words(result: Comparison) -> str:
         "peak MB": "Peak memory of a rank during a step, as <code>keras-flow explain</code> computes it.",
     }
     return "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in words.items())
+
+
+def _tolerances(result: Comparison) -> str:
+    steps = len(result.runs[0].losses)
+    longer = (
+        f" Weights and engines: times {tolerances.drift(steps):g}, for {steps} steps."
+        if steps > tolerances.STEPS
+        else ""
+    )
+    return (
+        f"Δ loss: {tolerances.LOSS_RELATIVE:g} of the loss plus {tolerances.LOSS_ABSOLUTE:g} (from step "
+        f"{tolerances.STEPS} on in proportion to the step). Δ weights: {tolerances.WEIGHTS:g} of a variable's largest "
+        f"value, or of 1 if that is larger. Δ engine: {tolerances.BETWEEN_BACKENDS:g} of the largest loss, or of 1 if "
+        f"that is larger.{longer}"
+    )
 
 
 def _table(result: Comparison) -> str:

@@ -31,7 +31,7 @@ def curves(
     title: str,
     drawn: Sequence[Curve],
     *,
-    top: float | None = None,
+    bounds: tuple[float, float] | None = None,
     limit: Sequence[float] = (),
     floor: float | None = None,
     width: float = 340,
@@ -42,14 +42,16 @@ def curves(
     Args:
         title: what stands above.
         drawn: the curves.
-        top: greatest value of the scale; None takes that of the curves.
+        bounds: least and greatest value of a linear scale; None takes 0 and the greatest of the curves.
         limit: a value for each step that the curves should stay under, drawn in.
-        floor: the scale is logarithmic and begins here; None: linear, from 0.
+        floor: the scale is logarithmic and begins here; None: linear.
         width: in pixels.
         height: in pixels.
     """
     values = [value for curve in drawn for value in curve.values if math.isfinite(value)]
-    greatest = max([top or 0.0, *values, *limit], default=1.0) or 1.0
+    least, greatest = bounds or (0.0, max([*values, *limit], default=1.0))
+    if greatest <= least:  # a loss that never changes, or none that can be drawn
+        greatest = least + (abs(least) or 1.0)
     steps = max(max((len(curve.values) for curve in drawn), default=2) - 1, 1)
     base, right = height - _BOTTOM, width - 10
 
@@ -58,7 +60,7 @@ def curves(
 
     def y_of(value: float) -> float:
         if floor is None:
-            share = value / greatest
+            share = (value - least) / (greatest - least)
         else:
             share = math.log10(max(value, floor) / floor) / max(1e-9, math.log10(greatest * 2 / floor))
         return base - (base - _TOP) * min(1.0, max(0.0, share))
@@ -68,9 +70,9 @@ def curves(
         return " ".join(f"{x_of(step):.1f},{y_of(value):.1f}" for step, value in pairs if math.isfinite(value))
 
     parts = [text(_LEFT, 13, title, 12, "start")]
-    for level in _levels(greatest, floor):
+    for level in _levels(least, greatest, floor):
         parts.append(f"<g opacity='.25'>{line(_LEFT, y_of(level), right, y_of(level))}</g>")
-        words = f"{level:.0e}" if floor is not None else f"{level:.2g}"
+        words = f"{level:.0e}" if floor is not None else f"{level:.3g}"
         parts.append(text(_LEFT - 6, y_of(level) + 4, words, 10, "end", dim=True))
     if limit:
         parts.append(
@@ -96,9 +98,9 @@ def curves(
     return picture(width, height, parts, title)
 
 
-def _levels(greatest: float, floor: float | None) -> list[float]:
+def _levels(least: float, greatest: float, floor: float | None) -> list[float]:
     if floor is None:
-        return [0.0, greatest / 2, greatest]
+        return [least, (least + greatest) / 2, greatest]
     first, last = math.ceil(math.log10(floor)), math.floor(math.log10(greatest * 2))
     every = max(1, (last - first) // 4)
     return [10.0**power for power in range(first, last + 1, every)]
