@@ -17,7 +17,7 @@ from keras_flow.backends.tensorflow.mirrored_strategy import is_mirrored, shards
 from keras_flow.backends.tensorflow.processes import joined
 from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
 from keras_flow.backends.tensorflow.traced_step import compiled
-from keras_flow.backends.tensorflow.trainer import build, build_for_prediction, in_turn
+from keras_flow.backends.tensorflow.trainer import LoopSource, build, build_for_prediction, in_turn
 from keras_flow.current.distribution import Distribution, as_under
 from keras_flow.current.models import distribution_of_functions
 from keras_flow.errors import FlowError
@@ -42,13 +42,12 @@ class MirroredSteps:
         self.joined = joined
         self._functions: dict[object, Callable] = {}
         self._compared = 0
-        self._source: object = None
+        self._source = LoopSource()
 
     def __call__(self, data: object, source: object = None) -> object:
         """Run one step on host data, which came from `source`; the results are logical tensors."""
-        if source is None or source is not self._source:  # a loop begins
+        if source is None or self._source.begins(source):
             own_code.look_at_classes()
-            self._source = source
         _refuse_what_mixes_rows(self.model)
         (build_for_prediction if self.joined else build)(self.model, data)
         self._tell_optimizer()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from weakref import WeakSet
@@ -38,6 +39,27 @@ _forward_on_one_device: WeakSet[keras.Model] = WeakSet()
 _MOST_TRACES = 8
 
 
+class LoopSource:
+    """The iterator that a loop takes its batches from, which is not kept alive.
+
+    An iterator of tf.data has threads. A model is a cycle: held by one, they would live until the garbage collector
+    runs, which ends them one after the other, six for each model.
+    """
+
+    def __init__(self) -> None:
+        self._last: Callable[[], object] = lambda: None
+
+    def begins(self, source: object) -> bool:
+        """Return whether a batch from this iterator is the first of its loop."""
+        if self._last() is source:
+            return False
+        try:
+            self._last = weakref.ref(source)
+        except TypeError:  # a list's iterator, which has no threads
+            self._last = lambda: source
+        return True
+
+
 class Steps:
     """A step method of a model, compiled for each number of rows, and run on the mesh.
 
@@ -52,7 +74,7 @@ class Steps:
         self.step = step
         self.distribution = distribution
         self._functions: dict[object, Callable] = {}
-        self._source: object = None
+        self._source = LoopSource()
         self._watch = BatchWatch()
         self._ran: set[Callable] = set()
         self._whole = WholeOperations()
@@ -76,15 +98,13 @@ class Steps:
             return self._on_one_device(gathered(data, self.distribution))
         batch = put_batch(data, self.distribution, self.model)
         # a new epoch, or other data: its first batch has the batch size, later ones may be the rest
-        is_first = source is not None and source is not self._source
+        is_first = source is not None and self._source.begins(source)
         if is_first:
             self._watch.restart(getattr(source, "batches", None))
         if source is not None:
             self._watch.see(data)
-        if is_first:
-            self._source = source
-            if batch.rows is not None:
-                self.distribution.uneven_notice.see(batch.rows, self.distribution.num_model_replicas)
+        if is_first and batch.rows is not None:
+            self.distribution.uneven_notice.see(batch.rows, self.distribution.num_model_replicas)
         return self._run(batch, data)
 
     def _run(self, batch: MeshBatch, data: object) -> object:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import math
 import os
 import warnings
@@ -379,6 +380,23 @@ def rows_of_an_embedding_that_repeat() -> None:
                 np.testing.assert_allclose(other, one, atol=2e-5, err_msg=f"{name}, {distribution}")
 
 
+def iterators_that_end() -> None:
+    """After a loop nothing holds its iterator, so that its threads end without the garbage collector."""
+    x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+    gc.collect()
+    gc.disable()
+    try:
+        for distribution in (kf.DataParallel(), kf.DataParallel(strategy="mirrored")):
+            with distribution.scope():
+                model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
+                model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0)
+            model.evaluate(x, x[:, :1], batch_size=16, verbose=0)
+            assert [each for each in gc.get_objects() if isinstance(each, tf.data.Iterator)] == []
+    finally:
+        gc.enable()
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
@@ -393,6 +411,7 @@ PROGRAMS = {
         rows_of_an_embedding_that_repeat,
         draws_of_own_rows,
         operations_that_fail_as_they_run,
+        iterators_that_end,
     )
 }
 PROGRAMS |= unsplit.PROGRAMS | replicas.PROGRAMS
