@@ -39,6 +39,16 @@ def drift(steps: int) -> float:
     return max(1.0, steps / STEPS)
 
 
+def in_words(steps: int) -> str:
+    """The tolerances of a run of this many steps, for a reader of its numbers."""
+    longer = f" Weights and engines: times {drift(steps):g}, for {steps} steps." if steps > STEPS else ""
+    return (
+        f"Δ loss: {LOSS_RELATIVE:g} of the loss plus {LOSS_ABSOLUTE:g} (from step {STEPS} on in proportion to the "
+        f"step). Δ weights: {WEIGHTS:g} of a variable's largest value, or of 1 if that is larger. Δ engine: "
+        f"{BETWEEN_BACKENDS:g} of the largest loss, or of 1 if that is larger.{longer}"
+    )
+
+
 def of_losses(actual: Sequence[float], expected: Sequence[float]) -> Deviation:
     """Loss at each step: `|a - b| <= 1e-5 |b| + 1e-7` for 20 steps."""
     a, b = np.asarray(actual, "float64"), np.asarray(expected, "float64")

@@ -6,8 +6,8 @@ from html import escape
 
 from rich.text import Text
 
-from keras_flow.compare import deviations as tolerances
 from keras_flow.compare.charts import between_engines, deviations, held, losses, step_times
+from keras_flow.compare.deviations import in_words
 from keras_flow.compare.result import Comparison
 from keras_flow.compare.table import heads, metric_name, nearest, row
 from keras_flow.pictures.svg import table
@@ -134,7 +134,7 @@ def _words(result: Comparison) -> str:
         "Δ loss, Δ weights": "Largest difference from the run of the same backend on one device.",
         "Δ engine": "Largest difference of a step's loss from that of the first backend, under the same layout."
         + nature,
-        "tolerances": _tolerances(result),
+        "tolerances": in_words(len(result.runs[0].losses)),
         "ms": "Median time of a step, without compilation. Ranks of one CPU share its cores, so more ranks are usually "
         "slower. Times on a busy machine vary.",
         "ranks": "Ranks that held weights, and ranks in the layout.",
@@ -143,21 +143,6 @@ def _words(result: Comparison) -> str:
         "peak MB": "Peak memory of a rank during a step, as <code>keras-flow explain</code> computes it.",
     }
     return "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in words.items())
-
-
-def _tolerances(result: Comparison) -> str:
-    steps = len(result.runs[0].losses)
-    longer = (
-        f" Weights and engines: times {tolerances.drift(steps):g}, for {steps} steps."
-        if steps > tolerances.STEPS
-        else ""
-    )
-    return (
-        f"Δ loss: {tolerances.LOSS_RELATIVE:g} of the loss plus {tolerances.LOSS_ABSOLUTE:g} (from step "
-        f"{tolerances.STEPS} on in proportion to the step). Δ weights: {tolerances.WEIGHTS:g} of a variable's largest "
-        f"value, or of 1 if that is larger. Δ engine: {tolerances.BETWEEN_BACKENDS:g} of the largest loss, or of 1 if "
-        f"that is larger.{longer}"
-    )
 
 
 def _table(result: Comparison) -> str:
