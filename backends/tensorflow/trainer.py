@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import keras
 import numpy as np
@@ -54,7 +53,7 @@ class LoopSource:
         if self._last() is source:
             return False
         try:
-            self._last = weakref.ref(source)
+            self._last = ref(source)
         except TypeError:  # a list's iterator, which has no threads
             self._last = lambda: source
         return True

@@ -8,7 +8,8 @@ from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 
 if TYPE_CHECKING:
-    from keras_flow.backends.interface import Backend, World
+    from keras_flow.backends.interface import Backend
+    from keras_flow.current.world import World
 
 
 def check_ranks(placement: Placement, world: World, engine: Backend, is_of_all_processes: bool) -> None:
