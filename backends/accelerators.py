@@ -10,6 +10,7 @@ from keras_flow.backends.active import checked_name
 from keras_flow.backends.engines import ENGINES
 from keras_flow.current.processes import INNER, Processes
 from keras_flow.errors import FlowError
+from keras_flow.units import counted
 
 #: set where a Slurm job asked for so many GPUs for each process; by default it shows each process its own only
 _OF_SLURM = "SLURM_GPUS_PER_TASK"
@@ -56,7 +57,7 @@ def own_accelerators(
         first = processes.local_index * each % available
         return range(first, first + each) if first + each <= available else range(each)
     if each * count > available:
-        have = f"{available} device{'s' if available != 1 else ''} of type 'gpu'"
+        have = f"{counted(available, 'device')} of type 'gpu'"
         raise FlowError(
             f"the job has {each * count} ranks on this host, which has {have}; a rank needs a device of its own. Ask "
             f"for at most {available}, or compute on the CPU (environment: {cpu_setting()})."

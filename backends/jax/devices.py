@@ -16,6 +16,7 @@ from keras_flow.backends.interface import World
 from keras_flow.backends.jax.processes import collectives_on, join
 from keras_flow.current import first_use, joining, processes
 from keras_flow.errors import FlowError, is_of_user
+from keras_flow.units import counted
 
 _world: World | None = None
 
@@ -177,7 +178,7 @@ def _as_world(devices: list[jax.Device]) -> World:  # pyright: ignore[reportInva
 
 
 def _too_few(devices: int, available: list[jax.Device]) -> str:  # pyright: ignore[reportInvalidTypeForm]
-    have = f"{len(available)} device{'s' if len(available) > 1 else ''} of type {available[0].platform!r}"
+    have = f"{counted(len(available), 'device')} of type {available[0].platform!r}"
     if available[0].platform != "cpu":
         return (
             f"kf.init was asked for {devices} ranks, but JAX has {have}; a rank needs a device of its own. "

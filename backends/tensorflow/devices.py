@@ -24,6 +24,7 @@ from keras_flow.backends.tensorflow.processes import JOB, join, joined
 from keras_flow.current import first_use, joining, processes
 from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError
+from keras_flow.units import counted
 
 _world: World | None = None
 #: names of the ranks' devices, where this process is the chief of parameter servers
@@ -147,7 +148,7 @@ def _count(type: str) -> int:
 
 
 def _too_few(devices: int, available: int, type: str) -> str:
-    have = f"{available} device{'s' if available > 1 else ''} of type {type!r}"
+    have = f"{counted(available, 'device')} of type {type!r}"
     # accelerators are what the machine has; CPU devices are virtual, and can be as many as asked for at first
     if type != "cpu":
         return (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from keras_flow.boxing.lower_bound import lower_bound
 from keras_flow.pictures import ranks as pictures
-from keras_flow.units import amount
+from keras_flow.units import amount, counted
 
 if TYPE_CHECKING:
     from keras_flow.boxing.spec import BoxingPlan
@@ -33,7 +33,7 @@ def draw(plan: BoxingPlan) -> str | None:
     bound = amount(lower_bound(plan.source, plan.target, plan.dtype))
     shape = list(plan.source.shape)
     words = (
-        f"{len(steps)} step{'s' if len(steps) != 1 else ''} for {shape} {plan.dtype}: {amount(plan.total_bytes)} "
+        f"{counted(len(steps), 'step')} for {shape} {plan.dtype}: {amount(plan.total_bytes)} "
         f"received in all; no correct plan receives less than {bound}"
     )
     sides = (plan.source.picture(), plan.target.picture())

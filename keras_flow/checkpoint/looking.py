@@ -13,6 +13,7 @@ from keras_flow.checkpoint import manifest, store
 from keras_flow.checkpoint.manifest import Manifest
 from keras_flow.checkpoint.reader import Reader, faults
 from keras_flow.errors import FlowError
+from keras_flow.units import counted
 
 
 def inspect(directory: str | os.PathLike[str], *, step: int | str = "latest") -> Manifest:
@@ -85,7 +86,7 @@ def facts_of(directory: str | os.PathLike[str], found: Manifest) -> dict[str, An
     where = "outside of fit"
     if (epoch := found.training.get("epoch")) is not None:
         batch = found.training.get("batch")
-        where = f"{epoch} epoch{'s' * (epoch != 1)} done" + (f", {batch} batches of the next" if batch else "")
+        where = f"{counted(epoch, 'epoch')} done" + (f", {batch} batches of the next" if batch else "")
     others = [each for each in manifest.steps(store.at(directory)) if each != found.step]
     return {
         "step": found.step,

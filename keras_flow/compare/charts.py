@@ -14,6 +14,7 @@ from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.pictures.charts import Curve, bars, curves
 from keras_flow.placements import Placement
+from keras_flow.units import counted
 
 #: deviations below this are drawn as this: the rounding of one float32 loss is above
 _FLOOR = 1e-9
@@ -114,7 +115,7 @@ def _held(run: RunResult, result: Comparison) -> str:
     more = f"<p>and {len(paths) - len(chosen)} smaller variables</p>" if len(chosen) < len(paths) else ""
     count, mesh = prod(run.hierarchy), " x ".join(map(str, run.hierarchy))
     several = f", {mesh}" if len(run.hierarchy) > 1 else ""
-    title = f"{escape(run.layout)}: {count} rank{'s' * (count > 1)}{several}"
+    title = f"{escape(run.layout)}: {counted(count, 'rank')}{several}"
     return f'<div class="hold"><h3>{title}</h3><div class="parts">{figures}</div>{more}</div>'
 
 

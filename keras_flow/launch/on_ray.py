@@ -19,6 +19,7 @@ from keras_flow.errors import LaunchError
 from keras_flow.launch import environment, launcher
 from keras_flow.launch.failure import RankError
 from keras_flow.launch.job import Job, Place
+from keras_flow.units import counted
 
 #: seconds for Ray to place all actors
 _PLACING_SECONDS = 120.0
@@ -60,7 +61,7 @@ def launch(job: Job, payload: bytes | None = None) -> bytes | None:
     # a process has all of its GPUs on one node
     if gpus and job.processes > sum(int(each // gpus) for each in nodes):
         raise LaunchError(
-            f"a job of {job.processes} processes with {gpus} GPU{'s' if gpus > 1 else ''} each does not fit the Ray "
+            f"a job of {job.processes} processes with {counted(gpus, 'GPU')} each does not fit the Ray "
             f"cluster, whose nodes have {', '.join(f'{each:g}' for each in nodes)}. Start fewer (--ranks), or compute "
             f"on the CPU (environment: {cpu_setting()})."
         )

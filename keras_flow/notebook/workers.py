@@ -28,6 +28,7 @@ from keras_flow.launch.processes import Interrupts, RankProcess, Ranks
 from keras_flow.notebook import worker
 from keras_flow.notebook.output import label
 from keras_flow.progress import working
+from keras_flow.units import counted
 
 if TYPE_CHECKING:
     import ipyparallel
@@ -261,7 +262,7 @@ def _warn_of_cores(count: int) -> None:
     cores = os.cpu_count() or 1
     if count > cores:
         warn(
-            f"kf.notebook.start: {count} worker processes share {cores} core{'s' if cores > 1 else ''}: steps take "
+            f"kf.notebook.start: {count} worker processes share {counted(cores, 'core')}: steps take "
             "longer than with fewer; layouts and numbers are the real ones"
         )
 

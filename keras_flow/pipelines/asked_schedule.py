@@ -7,6 +7,7 @@ from pathlib import Path
 
 from keras_flow import schedules
 from keras_flow.errors import FlowError
+from keras_flow.units import counted
 
 _TABLES = {
     "gpipe": schedules.gpipe,
@@ -35,7 +36,7 @@ def schedule_of(
         if count is not None and count != ranks * of_rank:
             if chunks is not None or count % ranks:
                 raise FlowError(
-                    f"{count} stages on {ranks} rank{'s' if ranks > 1 else ''}: schedule={given!r} gives each rank "
+                    f"{count} stages on {counted(ranks, 'rank')}: schedule={given!r} gives each rank "
                     f"{of_rank}, which makes {ranks * of_rank} stages"
                 )
             of_rank = count // ranks
