@@ -33,7 +33,6 @@ from keras_flow.errors import FlowError, LayoutError, LayoutFallback, warn
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from keras_flow.runtime import versions
-from keras_flow.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -380,7 +379,7 @@ class FlowDistribution(Distribution):
         problems += self._recomputed.check(model)
         if problems:  # they stay recorded, as the next call must not train without the rules either
             raise LayoutError(
-                f"{counted(len(problems), 'layout problem')} in model {model.name!r}:\n  "
+                f"{len(problems)} layout problem{'s' if len(problems) > 1 else ''} in model {model.name!r}:\n  "
                 + "\n  ".join(problems)
                 + f"\nPaths are those of `variable.path`; {self.rules.matching}."
             )
