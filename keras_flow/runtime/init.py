@@ -96,7 +96,7 @@ def agreed_devices(devices: int | None, asked: str = "kf.init") -> int | None:
     announced = active.announced_devices()
     if announced is not None and devices not in (None, announced):
         raise FlowError(
-            f"{asked} was asked for {devices} ranks, and this job was started with {announced}. "
+            f"{asked} was asked for {devices} ranks inside a job of {announced}. "
             f"Leave devices out, or ask for {announced}."
         )
     return announced or devices
