@@ -57,6 +57,14 @@ class StageProgram(Protocol):
         """
         ...
 
+    def backward_inputs(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], Any]:
+        """The first part of `backward`: gradients by the tensors that were received, and what the second part needs."""
+        ...
+
+    def backward_weights(self, later: Any) -> list[Any]:
+        """The second part: gradients by the weights, once."""
+        ...
+
 
 class TensorEngine(CollectiveEngine, Protocol):
     """What global tensors and `kf.comm` need of an engine; numpy, the reference, has no more than this.

@@ -1,6 +1,7 @@
 """A pipeline's step beside its simulation, and on torch beside `torch.distributed.pipelining` around the same layers.
 
     python -m benchmarks.pipelines [--engines torch,jax] [--sizes 1,10] [--schedule 1f1b] [--microbatches 8]
+    python -m benchmarks.pipelines --beside zb1p        another schedule beside 1f1b
     python -m benchmarks.pipelines --cut        a 24-layer transformer's cut beside the best one
 
 Two stages on two ranks; eight layers of equal width, batches of 128 rows, Adam. A round is an epoch of each, in turn;
@@ -12,6 +13,9 @@ ratios are medians of the rounds. Printed:
 - the step over that of `Schedule1F1B` of torch, in a loop by hand, with torch's Adam;
 - bytes between stages, as counted in `isend`, over those that `explain` says;
 - messages: the share that costs the receiver less than a tenth of F after it was sent and asked for.
+
+With `--beside`: F, B and the parts of B, each as the mean of the stages; the step over that of `--schedule`, as
+measured and by the makespans of both with these times.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--beside", default="", help="another schedule, of which the step is compared")
     parser.add_argument("--cut", action="store_true", help="compare a cut by cost with all cuts")
     options = parser.parse_args(arguments)
     if options.cut:
@@ -45,57 +50,66 @@ def main(arguments: list[str]) -> int:
         return 0
     if len(options.engines.split(",")) > 1:  # an engine to a process
         for engine in options.engines.split(","):
-            words = [f"--{name}={getattr(options, name)}" for name in ("sizes", "schedule", "microbatches", "rounds")]
+            words = [
+                f"--{name}={getattr(options, name)}"
+                for name in ("sizes", "schedule", "microbatches", "rounds", "beside")
+            ]
             os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-m", __spec__.name, f"--engines={engine}", *words])
         return 0
     os.environ["KERAS_BACKEND"] = options.engines
     import keras_flow as kf
 
-    args = ([int(size) for size in options.sizes.split(",")], options.schedule, options.microbatches, options.rounds)
+    schedules = [name for name in (options.schedule, options.beside) if name]
+    args = ([int(size) for size in options.sizes.split(",")], schedules, options.microbatches, options.rounds)
     if options.engines == "torch":
         lines = kf.run(run, devices=2, args=args)
     else:
         kf.init(2)
         lines = run(*args)
-    print(f"{options.engines}, {options.schedule}, {options.microbatches} micro-batches, {options.rounds} rounds\n")
+    print(f"{options.engines}, {', '.join(schedules)}, {options.microbatches} micro-batches, {options.rounds} rounds\n")
+    if options.beside:
+        times = "F, ms | B, ms | I, ms | W, ms | step, ms | update, ms"
+        print(f"| parameters | {times} | step over {options.schedule} | without updates | by their makespans |")
+        print("\n".join(["|---|---|---|---|---|---|---|---|---|---|", *lines]))
+        return 0
     heads = ("parameters", "step, ms", "update, ms", "rest over its simulation", "step over torch's own")
     print(f"| {' | '.join(heads)} | bytes over explain's | messages hidden |\n|---|---|---|---|---|---|---|")
     print("\n".join(lines))
     return 0
 
 
-def run(sizes: list[int], schedule: str, microbatches: int, rounds: int) -> list[str]:
+def run(sizes: list[int], schedules: list[str], microbatches: int, rounds: int) -> list[str]:
     """On every rank: each size in turn."""
-    return [_line(size, schedule, microbatches, rounds) for size in sizes]
+    line = _line if len(schedules) == 1 else _line_of_two
+    return [line(size, schedules, microbatches, rounds) for size in sizes]
 
 
-def _line(size: int, schedule: str, microbatches: int, rounds: int) -> str:
-    import keras
+def _data() -> tuple[Any, Any]:
     import numpy as np
+
+    random = np.random.default_rng(0)
+    return tuple(random.normal(size=(STEPS * ROWS, FEATURES)).astype("float32") for _ in range(2))
+
+
+def _ours(size: int, schedule: str, microbatches: int, x: Any, y: Any) -> tuple[Any, Any, Callable[[], float]]:
+    import keras
 
     import keras_flow as kf
 
-    random = np.random.default_rng(0)
-    x = random.normal(size=(STEPS * ROWS, FEATURES)).astype("float32")
-    y = random.normal(size=(STEPS * ROWS, FEATURES)).astype("float32")
-    pipeline = kf.PipelineParallel(
-        kf.Placement([0, 1], axis_names=("pipe",)), microbatches=microbatches, schedule=schedule
-    )
+    ranks = kf.Placement([0, 1], axis_names=("pipe",))
+    pipeline = kf.PipelineParallel(ranks, microbatches=microbatches, schedule=schedule)
     keras.utils.set_random_seed(0)
     with pipeline.scope():
         model = _model(WIDTHS[size])
         model.compile(keras.optimizers.Adam(1e-4), "mse")
+    return pipeline, model, lambda: model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0).history["loss"][0]
 
-    def ours() -> float:
-        return model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0).history["loss"][0]
 
-    is_torch = keras.backend.backend() == "torch"
-    ways: dict[str, Callable[[], Any]] = {"ours": ours}
-    if is_torch:
-        ways["by hand"] = _by_hand(WIDTHS[size], x, y, microbatches)
+def _in_turn(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of a step of each way in each round; they train alike."""
     first = {name: way() for name, way in ways.items()}  # warm, and the same training
-    off = abs(first["ours"] - first.get("by hand", first["ours"]))
-    assert off < 1e-3 * first["ours"], f"the losses of two ways differ: {first}"
+    off = max(first.values()) - min(first.values())
+    assert off < 1e-3 * max(first.values()), f"the losses of two ways differ: {first}"
     for way in ways.values():
         way()
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -105,6 +119,43 @@ def _line(size: int, schedule: str, microbatches: int, rounds: int) -> str:
             began = time.perf_counter()
             way()
             times[name].append((time.perf_counter() - began) / STEPS)
+    return times
+
+
+def _line_of_two(size: int, schedules: list[str], microbatches: int, rounds: int) -> str:
+    import keras
+
+    x, y = _data()
+    made = {name: _ours(size, name, microbatches, x, y) for name in schedules}
+    times = _in_turn({name: way for name, (*_, way) in made.items()}, rounds)
+    watches = {name: _Watch(keras.backend.backend() == "torch") for name in made}
+    for name, (*_, way) in made.items():
+        with watches[name]:
+            way()
+    stages = made[schedules[0]][0].schedule.stages
+    found = [watches[name].costs(stages) for name in schedules]
+    makespans = [pipeline.schedule.makespan(cost) for (pipeline, *_), cost in zip(made.values(), found, strict=True)]
+    (forward, whole, _), (_, inputs, weights) = found
+    means = [statistics.mean(each) for each in (forward, whole, inputs, weights)]
+    updates = [watch.update() for watch in watches.values()]
+    pairs = [*zip(*times.values(), strict=True)]
+    step = statistics.median(times[schedules[1]])
+    over = statistics.median(two / one for one, two in pairs)
+    without = statistics.median((two - updates[1]) / (one - updates[0]) for one, two in pairs)
+    columns = [*(f"{1e3 * each:.1f}" for each in (*means, step, updates[1])), f"{over:.3f}", f"{without:.3f}"]
+    return f"| {size} M | {' | '.join(columns)} | {makespans[1] / makespans[0]:.3f} |"
+
+
+def _line(size: int, schedules: list[str], microbatches: int, rounds: int) -> str:
+    import keras
+
+    x, y = _data()
+    pipeline, model, ours = _ours(size, schedules[0], microbatches, x, y)
+    is_torch = keras.backend.backend() == "torch"
+    ways: dict[str, Callable[[], Any]] = {"ours": ours}
+    if is_torch:
+        ways["by hand"] = _by_hand(WIDTHS[size], x, y, microbatches)
+    times = _in_turn(ways, rounds)
     watch = _Watch(is_torch)
     with watch:
         ours()
@@ -251,7 +302,7 @@ class _Watch:
         jax.block_until_ready([leaf for leaf in jax.tree.leaves(held) if isinstance(leaf, jax.Array)])
 
     def costs(self, stages: int) -> tuple[list[float], list[float], list[float]]:
-        """Seconds of F, I and W for each stage; I is the whole backward pass."""
+        """Seconds of F, of I or the whole backward pass, and of W, for each stage."""
         found = {key: statistics.median(times) for key, times in self._times.items()}
         for other in _of_all_ranks(found):
             found.update(other)

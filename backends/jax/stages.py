@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 from jax.sharding import NamedSharding, PartitionSpec
 
-from keras_flow.backends.jax import layouts, partitioning
+from keras_flow.backends.jax import layouts, partitioning, split_backward
 from keras_flow.backends.jax.devices import rank_devices
 from keras_flow.current.distribution import Distribution, holding
 from keras_flow.current.variable_layout import keras_layout, stage_rank
@@ -34,9 +34,12 @@ class _CompiledStage:
             whole = function if split is None else functools.partial(_partitioned, split, compiled, function)
             return jax.jit(whole) if compiled else whole
 
+        self._program = program
         self._run = program(function)
         self._forward = program(functools.partial(_with_pullback, function))
         self._backward = program(_pulled_back)
+        #: what a pullback and gradients look like -> the two parts of the backward pass
+        self._parts: dict[Any, split_backward.Parts] = {}
 
     def run(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any]:
         """Compute the stage without gradients."""
@@ -55,6 +58,26 @@ class _CompiledStage:
             from_next: gradients by the tensors sent, from the stage that got them; None for no such.
             scale: the gradient by the sum of the stage's losses.
         """
+        return self._backward(*self._cotangents(held, from_next, scale))
+
+    def backward_inputs(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], tuple[Any, list[Any]]]:
+        """Gradients by the tensors that were received, and what `backward_weights` needs."""
+        arguments, structure = jax.tree.flatten(self._cotangents(held, from_next, scale))
+        key = structure, tuple((leaf.shape, leaf.dtype) for leaf in arguments)
+        if key not in self._parts:
+            first, second, needed = split_backward.parts(functools.partial(_by_inputs_first, structure), arguments)
+            self._parts[key] = self._program(first), self._program(second), needed
+        first, second, needed = self._parts[key]
+        by_received, read = first(*arguments)
+        return by_received, (second, [*(arguments[number] for number in needed), *read])
+
+    def backward_weights(self, later: tuple[Any, list[Any]]) -> list[Any]:
+        """Gradients by the weights."""
+        program, arguments = later
+        return program(*arguments)
+
+    def _cotangents(self, held: Any, from_next: Any, scale: float) -> tuple[Any, list[Any]]:
+        """The pullback, and a gradient for each output."""
         pullback, outputs = held
         given = [None] * (len(outputs) - 1) if from_next is None else from_next
         cotangents = [
@@ -62,7 +85,7 @@ class _CompiledStage:
             for output, gradient in zip(outputs[:-1], given, strict=True)
         ]
         cotangents.append(jnp.full_like(outputs[-1], scale))
-        return self._backward(pullback, self._place(cotangents))
+        return pullback, self._place(cotangents)
 
 
 def stage_program(
@@ -228,6 +251,12 @@ def _with_pullback(function: Callable[..., Any], weights: Any, tensors: Any, oth
 
 def _pulled_back(pullback: Callable[..., Any], cotangents: Any) -> Any:
     return pullback(cotangents)
+
+
+def _by_inputs_first(structure: Any, *arguments: Any) -> tuple[list[Any], list[Any]]:
+    pullback, cotangents = jax.tree.unflatten(structure, arguments)
+    by_weights, by_received = pullback(cotangents)
+    return by_received, by_weights
 
 
 @jax.jit

@@ -60,6 +60,18 @@ class _GraphStage:
             weights, tensors = tape.gradient(outputs, sources, output_gradients=upstream)
             return [_dense(each) for each in weights], [_dense(each) for each in tensors]
 
+    def backward_inputs(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], list[Any]]:
+        """Gradients by the tensors that were received, and those by the weights.
+
+        A graph's gradient is one function: asked for one part, it computes both.
+        """
+        by_weights, by_received = self.backward(held, from_next, scale)
+        return by_received, by_weights
+
+    def backward_weights(self, later: list[Any]) -> list[Any]:
+        """Gradients by the weights, which are there."""
+        return later
+
 
 def stage_program(
     function: Callable[..., Any], rank: int, compiled: bool, split: Distribution | None = None

@@ -15,9 +15,10 @@ from keras import tree
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.torch import layouts, local_tensors
+from keras_flow.backends.torch import layouts, local_tensors, split_backward
 from keras_flow.backends.torch.collectives import process_group
 from keras_flow.backends.torch.layers import pin
+from keras_flow.backends.torch.split_backward import Later
 from keras_flow.backends.torch.stage_messages import local
 from keras_flow.backends.torch.step import RunningStep, running
 from keras_flow.backends.torch.variables import from_logical, to_logical
@@ -61,20 +62,39 @@ class _EagerStage:
             from_next: gradients by the tensors sent, from the stage that got them; None for no such.
             scale: the gradient by the sum of the stage's losses.
         """
+        outputs, gradients, sources, weights = self._used(held, from_next, scale)
+        if not outputs:
+            return [None] * weights, [None] * (len(sources) - weights)
+        with self._within():
+            found = torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
+            return list(found[:weights]), self._laid(found[weights:], sources[weights:])
+
+    def backward_inputs(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], Later]:
+        """Gradients by the tensors that were received, and what `backward_weights` needs."""
+        outputs, gradients, sources, weights = self._used(held, from_next, scale)
+        if not outputs:
+            return [None] * (len(sources) - weights), Later(sources[:weights], [None] * weights, [])
+        with self._within():
+            found, later = split_backward.by_inputs(outputs, gradients, sources[:weights], sources[weights:])
+            return self._laid(found, sources[weights:]), later
+
+    def backward_weights(self, later: Later) -> list[Any]:
+        """Gradients by the weights."""
+        with self._within():
+            return later.finish()
+
+    @staticmethod
+    def _used(held: Any, from_next: Any, scale: float) -> tuple[list[Any], list[Any], list[Any], int]:
+        """The outputs that have gradients, these, what the stage was computed from, and how many of it are weights."""
         outputs, sources, weights = held
         given = [None] * (len(outputs) - 1) if from_next is None else from_next
         pairs = [*zip(outputs[:-1], given, strict=True), (outputs[-1], torch.full_like(outputs[-1], scale))]
         used = [(output, gradient) for output, gradient in pairs if gradient is not None and output.requires_grad]
-        if not used:
-            return [None] * weights, [None] * (len(sources) - weights)
-        with self._within():
-            found = torch.autograd.grad(
-                [output for output, _ in used], sources, [gradient for _, gradient in used], allow_unused=True
-            )
-            by_received = [
-                _laid(gradient, source) for gradient, source in zip(found[weights:], sources[weights:], strict=True)
-            ]
-        return list(found[:weights]), by_received
+        return [output for output, _ in used], [gradient for _, gradient in used], sources, weights
+
+    @staticmethod
+    def _laid(gradients: Sequence[Any], sources: Sequence[torch.Tensor]) -> list[Any]:
+        return [_laid(gradient, source) for gradient, source in zip(gradients, sources, strict=True)]
 
 
 @contextlib.contextmanager

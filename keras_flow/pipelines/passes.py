@@ -162,13 +162,12 @@ class Pass:
         if kind == FORWARD:
             self._forward(stage, number)
         elif kind in (BACKWARD, INPUTS):
-            gradients = self._backward(stage, number)
-            if kind == BACKWARD:
-                self._add(stage, gradients)
-            else:
-                self._later[stage.number, number] = gradients
+            # each part of a split pass would compute repeated layers again
+            self._backward(stage, number, is_split=kind == INPUTS and not stage.is_repeated)
         elif kind == WEIGHTS:
-            self._add(stage, self._later.pop((stage.number, number)))
+            later = self._later.pop((stage.number, number), None)
+            if later is not None:
+                self._add(stage, self._program_of(stage, number).backward_weights(later))
         elif kind in (SEND_F, SEND_B):
             self.lane.send(stage.number, kind, number, self.signature)
         elif kind in (RECV_F, RECV_B):
@@ -199,7 +198,7 @@ class Pass:
             others["y"] = self.batch.cut(self.batch.y, part)
             others["weights"] = self.batch.cut(self.batch.weights, part)
             others["shares"] = self.batch.shares[number, self.lane.number]
-        program = self._program(stage, part)
+        program = self._program_of(stage, number)
         tensors = [tensor for tensor, has in zip(received, has_gradient, strict=True) if has]
         weights = self._weights[stage.number]
         if learns and not pipeline.remat:
@@ -218,34 +217,38 @@ class Pass:
         else:
             self.lane.give(stage.number + 1, RECV_F, number, (sent, rest["masks"]))
 
-    def _backward(self, stage: Stage, number: int) -> list[Any] | None:
+    def _backward(self, stage: Stage, number: int, is_split: bool) -> None:
         pipeline = self.pipeline
         from_next = None
         if stage is not pipeline.last:
             from_next = self.lane.take(stage.number, RECV_B, number)
         if not self._learns(stage):
             self.lane.give(stage.number - 1, RECV_B, number, None)
-            return None
-        program = self._program(stage, self.batch.microbatch(number, self.lane.number))
+            return
+        program = self._program_of(stage, number)
         held = self._held.pop((stage.number, number))
         if pipeline.remat:
             held = program.forward(*held)[2]
-        gradients, by_received = program.backward(held, from_next, self.scale)
+        if is_split:
+            by_received, self._later[stage.number, number] = program.backward_inputs(held, from_next, self.scale)
+        else:
+            by_weights, by_received = program.backward(held, from_next, self.scale)
+            self._add(stage, by_weights)
         if stage.number:
             self.lane.give(stage.number - 1, RECV_B, number, by_received)
-        return gradients
 
     def _learns(self, stage: Stage) -> bool:
         """Whether the stage or one before it has weights that are trained."""
         return any(each.trainable for each in self.pipeline.stages[: stage.number + 1])
 
-    def _program(self, stage: Stage, part: Microbatch) -> Any:
-        with_loss = stage is self.pipeline.last and self._has_loss
+    def _program_of(self, stage: Stage, number: int) -> Any:
+        part, with_loss = (
+            self.batch.microbatch(number, self.lane.number),
+            stage is self.pipeline.last and self._has_loss,
+        )
         return self.pipeline.program(stage, self.lane.rank(stage.number), part, self.training, with_loss)
 
-    def _add(self, stage: Stage, gradients: list[Any] | None) -> None:
-        if gradients is None:
-            return
+    def _add(self, stage: Stage, gradients: list[Any]) -> None:
         before = self.gradients.get(stage.number)
         self.gradients[stage.number] = gradients if before is None else backend().add(before, gradients)
 

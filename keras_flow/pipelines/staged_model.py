@@ -152,8 +152,11 @@ class StagedModel:
 
     def _look_at_variables(self) -> None:
         """Take the variables as they are now, and which stage is the first to use each."""
+        distribution = models.distribution_of(self.model)
+        repeated = () if distribution is None else distribution.rematerialized
         for stage in self.stages:
             stage.look_at_variables()
+            stage.is_repeated = any(layer._remat_mode or layer in repeated for layer in stage.inner_layers)
         self._first_stage = {
             id(variable): stage.number for stage in reversed(self.stages) for variable in stage.trainable
         }

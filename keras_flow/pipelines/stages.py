@@ -29,6 +29,7 @@ class Stage:
         sent: keys of those that the next stage gets; of the last stage the model's outputs.
         trainable: weights with gradients that its layers use.
         state: all other variables of its layers.
+        is_repeated: whether layers are computed again in the backward pass: `remat=` names them, or `keras.RematScope`.
         layer: what computes the calls.
         holders: those of its ranks that hold its variables; the others get copies for each pass.
         split: of each lane what lays its tensors over the ranks that compute it together, of which `ranks` has the
@@ -43,6 +44,7 @@ class Stage:
     sent: tuple[int, ...]
     trainable: list[keras.Variable] = field(default_factory=list)
     state: list[keras.Variable] = field(default_factory=list)
+    is_repeated: bool = False
     layer: StageLayer | None = None
     holders: tuple[int, ...] = ()
     split: tuple[Distribution, ...] = ()

@@ -80,6 +80,7 @@ FILES = {
     "rowwise_calls": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
     "split_layers": (("torch",), "split layers on plain tensors: DTensor costs time for each operator"),
     "slot_parts": (("torch",), "the others compile a step: told about its layouts, they send and gather parts"),
+    "split_backward": (("jax", "torch"), "a graph's gradient is one function on TensorFlow, which computes all of it"),
     "split_rows": (("torch",), "outputs of which a rank holds its rows, on plain tensors"),
     "saving": (("torch",), "a rank is a process of its own: one of them writes"),
     "short_calls": (("torch",), "layers are called in each step; on the others once, as it is traced"),
@@ -201,6 +202,10 @@ NAMES = {
         ),
         "hold_consistent": "weights of data parallel are plain tensors, and DTensors where a model generates",
         "new_source retrack": "a step runs eagerly, on parameters of torch's modules",
+    },
+    "split_backward": {
+        "Parts parts": "JAX cuts a traced program",
+        "Arrived Later by_inputs": "torch cuts the graph of autograd, anew in each pass",
     },
     "stages": {
         "sum_over_processes sum_over_ranks": (
