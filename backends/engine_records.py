@@ -138,6 +138,8 @@ class Capabilities:
         refused: features that raise under a distribution: name -> the engine's own reason.
         uneven_batches: `"parallel"` (rows stay split), `"mirrored"` (in that view, where each rank gets rows) or
             `"broadcast"` (every rank computes that batch).
+        splits_backward_pass: the gradients by a stage's inputs can be computed before those by its weights; otherwise a
+            pipeline computes both at once.
         masks_reach_metrics: whether Keras's training step on this engine gives metrics the masks of predictions.
         traffic: what a step communicates beyond what the layouts need.
         memory: what a step holds beyond variables, gradients and outputs.
@@ -152,6 +154,7 @@ class Capabilities:
     gathered_variables: Mapping[str, str] = field(default_factory=dict)
     strategies: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
+    splits_backward_pass: bool = True
     masks_reach_metrics: bool = True
     traffic: StepTraffic = field(default_factory=StepTraffic)
     memory: StepMemory = field(default_factory=StepMemory)

@@ -17,6 +17,7 @@ capabilities = Capabilities(
     drives_all_ranks=ENGINES["tensorflow"].drives_all_ranks,
     several_axes_on_one_dim=False,
     uneven_batches="broadcast",
+    splits_backward_pass=False,
     whole_variables={
         "BaseConv": (("kernel",), _CONV),
         "BaseConvTranspose": (("kernel",), _CONV),

@@ -27,7 +27,7 @@ from keras_flow.explainer.graph import LayerCall
 from keras_flow.explainer.layer_costs import is_leaf
 from keras_flow.explainer.step_cost import StepCost, ring
 from keras_flow.layout import Layout, itemsize
-from keras_flow.pipelines import cutting
+from keras_flow.pipelines import asked_schedule, cutting
 from keras_flow.pipelines.graph import CallGraph
 from keras_flow.pipelines.staged_model import StagedModel
 from keras_flow.pipelines.stages import Stage
@@ -83,7 +83,7 @@ def explain_pipeline(
     layouts = {id(each): given.layout for each, given in placed}
     held, within = _held(pipeline, distribution.blocks_of(model), rows, layouts)
     operations = [sum(cutting.operations(calls, call) for call in stage.calls) for stage in stages]
-    costs = (operations, operations, operations)
+    costs = asked_schedule.costs(operations)
     crossing = [_crossing(calls, one, other, batch_size) for one, other in itertools.pairwise(stages)] + [(0, 0)]
     slots, notes = _slots(model, stages, layouts)
     if distribution.zero_stage:

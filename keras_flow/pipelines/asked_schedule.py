@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keras_flow import schedules
+from keras_flow.backends.active import backend
 from keras_flow.errors import FlowError
 from keras_flow.units import counted
 
@@ -18,8 +19,16 @@ _TABLES = {
 }
 #: what `schedule=` may name
 NAMES = (*_TABLES, "auto")
-#: times of F, I and W, from which `"auto"` chooses: every engine computes the whole backward pass as I
-_COSTS = (1.0, 2.0, 0.0)
+
+
+def costs(forward: Sequence[float]) -> tuple[list[float], list[float], list[float]]:
+    """Times of F, I and W on this engine, where a backward pass takes twice a forward pass.
+
+    Args:
+        forward: those of F, of each stage.
+    """
+    same, none = list(forward), [0.0 for _ in forward]
+    return (same, same, same) if backend().capabilities.splits_backward_pass else (same, [2 * f for f in same], none)
 
 
 def schedule_of(
@@ -53,7 +62,8 @@ def schedule_of(
             made = _TABLES[given](ranks, parts, of_rank)  # type: ignore[call-arg]
     elif given == "auto":
         most = chunks or max(1, (count or ranks) // ranks)
-        made = schedules.auto(ranks, microbatches or 2 * ranks, _COSTS, chunks=most)
+        forward, inputs, weights = (time for (time,) in costs([1.0]))
+        made = schedules.auto(ranks, microbatches or 2 * ranks, (forward, inputs, weights), chunks=most)
         if count not in (None, made.stages):
             raise FlowError(
                 f'schedule="auto" found {made!r} the shortest of those with up to {most} '

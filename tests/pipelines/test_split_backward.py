@@ -139,3 +139,15 @@ def test_no_product_is_computed_twice(engine: str, on_ranks: Any) -> None:
     found = on_ranks(engine)(_products, list(range(40 if engine == "torch" else 10)))
     assert all(whole == first + second for whole, first, second in found), found
     assert sum(second for *_, second in found) > sum(whole for whole, *_ in found) / 4, found
+
+
+def _costs() -> Any:
+    from keras_flow.pipelines import asked_schedule
+
+    return asked_schedule.costs([3.0, 1.0])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_schedule_is_chosen_by_what_the_engine_computes(engine: str, on_ranks: Any) -> None:
+    whole = ([3.0, 1.0], [6.0, 2.0], [0.0, 0.0])
+    assert on_ranks(engine)(_costs) == (whole if engine == "tensorflow" else ([3.0, 1.0],) * 3)
