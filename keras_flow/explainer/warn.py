@@ -1,7 +1,7 @@
 """Advice on layouts that are legal and slow.
 
-Dense layers split alone, attention heads that do not divide, embedding tables that every rank has whole, batches that
-do not divide.
+Dense layers split alone, attention heads that do not divide, embedding tables that every rank has whole, layers that a
+rule leaves out of their like, batches that do not divide.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from keras_flow.backends.active import backend
+from keras_flow.current import models
 from keras_flow.current.batch import BatchPlan
 from keras_flow.current.variable_layout import VariableLayout
 from keras_flow.explainer.explanation import Advice
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from keras_flow.distributions.distribution import FlowDistribution
 
+#: where a rule splits this share of at least three equal weights, it was probably meant to split all
+_MOST = 2 / 3
 #: an embedding table that holds this share of all parameters is worth splitting
 _LARGE_SHARE = 0.1
 
@@ -38,6 +41,7 @@ def warnings(
         *_unpaired(step),
         *_heads(step, placed),
         *_embeddings(step, model),
+        *_left_out(step, model, placed),
         *_batch(step, distribution, plan),
     ]
 
@@ -96,6 +100,31 @@ def _embeddings(step: StepCost, model: keras.Model) -> Iterator[Advice]:
                     f"{call.path}: the table {list(table.shape)} is whole on each of the {step.axes[axis]} ranks of "
                     f"axis {axis!r}, and is {100 * size / total:.0f} % of all weights; split it by features "
                     f'({{"{axis}": kf.sbp.split(1)}}) or by rows (kf.sbp.split(0))',
+                )
+
+
+def _left_out(
+    step: StepCost, model: keras.Model, placed: Sequence[tuple[keras.Variable, VariableLayout]]
+) -> Iterator[Advice]:
+    """Weights that no rule splits, of layers of which most have theirs split: a pattern may have a wrong number."""
+    owners = models.owners_of(model)
+    groups: dict[tuple[str, str, tuple[int, ...]], list[tuple[str, set[str]]]] = defaultdict(list)
+    for variable, given in placed:
+        layer = owners.get(id(variable))
+        if layer is not None and len(variable.shape) > 1 and not given.note:
+            key = type(layer).__name__, variable.name, tuple(variable.shape)
+            groups[key].append((variable.path, set(step.variable(variable))))
+    for (name, weight, shape), found in groups.items():
+        for axis in model_axes(step):
+            whole = tuple(path for path, axes in found if axis not in axes)
+            split = len(found) - len(whole)
+            if whole and len(found) >= 3 and split >= _MOST * len(found):
+                yield Advice(
+                    "left out",
+                    whole,
+                    f"{', '.join(whole)}: whole on axis {axis!r}, which splits {split} of the {len(found)} weights "
+                    f"{weight!r} of shape {list(shape)} in {name} layers; look whether a pattern was to match "
+                    f"{'it' if len(whole) == 1 else 'them'} too",
                 )
 
 

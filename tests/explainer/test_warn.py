@@ -37,6 +37,17 @@ def test_an_embedding_on_every_rank() -> None:
     assert kinds(explained(build, {"table": {"model": kf.sbp.split(1)}})) == []
 
 
+def test_layers_that_a_pattern_leaves_out() -> None:
+    def left_out(rules: dict[str, object]) -> list[tuple[str, ...]]:
+        warnings = explained(lambda: dense(*[64] * 12), rules).warnings
+        return [advice.paths for advice in warnings if advice.kind == "left out"]
+
+    # one digit: d10 and d11 are none of these
+    assert left_out({"/d[0-9]/kernel": COLUMN}) == [("m/d10/kernel", "m/d11/kernel")]
+    assert left_out({"kernel": COLUMN}) == []
+    assert left_out({"/d[0-6]/kernel": COLUMN}) == []  # half of them
+
+
 def test_a_batch_that_does_not_divide() -> None:
     distribution = kf.DataParallel(kf.Placement(range(4), axis_names=("data",)))
     with distribution.scope():
