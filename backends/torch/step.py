@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -144,6 +145,12 @@ def computing(step: RunningStep, rows: OwnRows | None) -> Iterator[None]:
         yield
     finally:
         step.inside = before
+
+
+def of_all_rows() -> AbstractContextManager[None]:
+    """Inside, draws are not those of this rank's rows."""
+    step = current_step()
+    return contextlib.nullcontext() if step is None else computing(step, None)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from keras_flow import sbp
 from keras_flow.backends import agreement, weights_files
 from keras_flow.backends.hooking import hook, layout_over_ranks
 from keras_flow.backends.torch import copies, creation, layouts, local_tensors, tensors
-from keras_flow.backends.torch.step import current_step
+from keras_flow.backends.torch.step import current_step, of_all_rows
 from keras_flow.current import dry_run, keras_places
 from keras_flow.current.creator import Creator, creator
 from keras_flow.current.keras_places import engine_core as core
@@ -87,7 +87,8 @@ def initialize_with_initializer(
         return
     # whole on every rank: data parallel, or nothing of it is split
     if not _as_dtensor(variable._dtype, variable._shape, layout):
-        original(variable, initializer)
+        with of_all_rows():  # a model may be built by its first step, by a rank's rows
+            original(variable, initializer)
         return
     placements = layouts.engine_layout(layout.layout)
     mesh = layouts.mesh(layout.distribution.placement)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 
@@ -11,6 +12,9 @@ from keras_flow.current.distribution import Distribution, active, applied
 from keras_flow.current.keras_places import Functional, current_distribution, get_global_attribute
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
+
+#: a model whose variables were not laid yet -> the distribution of the scope that it was made in
+_made_under: WeakKeyDictionary[keras.Layer, Distribution] = WeakKeyDictionary()
 
 
 def distribution_of(model: keras.Layer) -> Distribution | None:
@@ -37,12 +41,31 @@ def distribution_of(model: keras.Layer) -> Distribution | None:
 
 
 def remembered(model: keras.Layer) -> Distribution | None:
-    """The distribution under which the model's variables were created or last re-laid, or None."""
+    """The distribution under which the model's variables were created or last re-laid, otherwise it itself; or None."""
     for variable in model.variables:
         layout = keras_layout(variable)
         if layout is not None:
             return layout.distribution.whole
-    return None
+    return _made_under.get(model)
+
+
+def made_under(distribution: Distribution, model: keras.Model) -> None:
+    """Remember the scope that a model was made in: its variables may come with the first batch, after the scope."""
+    _made_under[model] = distribution
+
+
+def awaits_variables(model: keras.Layer, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hooks on calls that build a model: where it has left its scope, the distribution of that."""
+    if model not in _made_under or model.built or current_distribution() is not None:
+        return None
+    return _made_under[model]
+
+
+def laid(model: keras.Model) -> None:
+    """Forget the scope that a model, and those inside it, were made in: its variables tell."""
+    if model in _made_under:
+        for layer in model._flatten_layers():
+            _made_under.pop(layer, None)
 
 
 def distribution_of_functions(model: keras.Model) -> Distribution | None:
