@@ -66,6 +66,11 @@ class DistributedDataParallel:
         group: Placement | None = None,
     ):
         """Make the weights of all ranks those of the first."""
+        if not isinstance(model, keras.Layer):
+            raise FlowError(
+                f"kf.DistributedDataParallel takes a Keras model, and was given a {type(model).__qualname__}: write it of "
+                "Keras layers, or on torch as keras.layers.TorchModuleWrapper(module)"
+            )
         if not model.built or not model.weights:
             raise FlowError(
                 "kf.DistributedDataParallel takes a built model: call it once, or model.build(shape), before"

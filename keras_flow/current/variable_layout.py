@@ -126,6 +126,11 @@ def layout_of(variable: keras.Variable) -> VariableLayout:
     """
     layout = keras_layout(variable)
     if layout is None:
+        if not isinstance(variable, keras.Variable):
+            raise FlowError(
+                f"kf.layout_of takes a variable, and was given a {type(variable).__qualname__}: a global tensor "
+                "(`kf.tensor`) has its layout in `.layout`, and other arrays have none"
+            )
         path = getattr(variable, "path", repr(variable))
         raise FlowError(
             f"{path!r} has no keras_flow layout: it was made outside a distribution and not trained under one yet. "
