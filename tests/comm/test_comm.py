@@ -208,3 +208,8 @@ def test_ranks_that_call_different_things_are_told(on_ranks) -> None:
         return float(kf.comm.all_reduce(1.0))  # all were told, so all go on
 
     assert on_ranks("torch")(program) == 4.0
+
+
+def test_ddp_takes_a_model_of_keras() -> None:
+    with pytest.raises(kf.FlowError, match="takes a Keras model, and was given a object: write it of Keras layers"):
+        kf.DistributedDataParallel(object())  # type: ignore[arg-type]

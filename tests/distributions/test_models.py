@@ -146,6 +146,8 @@ def test_layout_of() -> None:
         kf.FlowError, match="'model/hidden/kernel' has no keras_flow layout: it was made outside a distrib"
     ):
         kf.layout_of(model.variables[0])
+    with pytest.raises(kf.FlowError, match="takes a variable, and was given a ndarray"):
+        kf.layout_of(np.ones(3))  # type: ignore[arg-type]
     distribution = programs.hybrid()
     with distribution.scope():
         model = programs.build()
