@@ -129,7 +129,7 @@ class BatchWatch:
             FlowError: in all processes, naming those that differ and the input.
         """
         is_due, index, self.seen = self.is_due(), self.seen, self.seen + 1
-        meeting.step(index)
+        meeting.step(index % self.batches if self.batches else index)  # a source may count on over the epochs
         if is_due and backend().world().process_count > 1:
             self._compare(data, index)
         return index == 0
@@ -187,7 +187,11 @@ def _judged(texts: Sequence[str], index: int) -> str:
         said_of = [facts.get(name, ["nothing", {}]) for facts in everyone]
         differ, other = _differing([{"": text, **sums} for text, sums in said_of])
         if differ:
-            received = ", ".join(f"{word} {place}: {said_of[place][0]}" for place in (other, differ[0]))
+            texts = [said_of[place][0] for place in (other, differ[0])]
+            pairs = zip((other, differ[0]), texts, strict=True)
+            received = ", ".join(f"{word} {place}: {text}" for place, text in pairs)
+            if texts[0] == texts[1]:
+                received = f"both are {texts[0]}, with other values"
             return (
                 f"the {words} are fed different batches: input {name!r} of batch {index} differs on "
                 f"{words if len(differ) > 1 else word} {', '.join(map(str, differ))} from {word} {other} "
