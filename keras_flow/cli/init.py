@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib.util
 import os
@@ -15,6 +16,7 @@ from keras_flow.backends.engines import ENGINES, that_train
 from keras_flow.errors import FlowError
 from keras_flow.launch import submit
 from keras_flow.launch.job import stated_timeout
+from keras_flow.units import counted
 
 #: launcher -> the option of `keras-flow launch` that prints its file; empty: a shell script
 _LAUNCHERS = {"shell": "", "slurm": "--print-slurm", "mpirun": "--print-mpirun"}
@@ -80,6 +82,29 @@ def _init(
     typer.echo(f"\nwritten to {out}; start it with: {start}")
     if not script.is_file():
         typer.echo(f"{script} is not here yet.", err=True)
+        return
+    for call, asked in _asked_devices(script):
+        if asked != devices * hosts:
+            ranks = counted(devices * hosts, "rank")
+            typer.echo(
+                f"{script} calls {call} for {asked} ranks, and this job has {ranks}: leave the number out.", err=True
+            )
+
+
+def _asked_devices(script: Path) -> list[tuple[str, int]]:
+    """The calls of `kf.run` and `kf.init` in a script that say a number of ranks, and these numbers."""
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (SyntaxError, ValueError):  # the script says so when it runs
+        return []
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in ("kf.run", "kf.init", "keras_flow.run"):
+            given = [*node.args[:1]] if name == "kf.init" else []
+            given += [word.value for word in node.keywords if word.arg == "devices"]
+            numbers = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, int)]
+            found += [(name, number) for number in numbers]
+    return found
 
 
 def _count(what: str, default: int) -> int:

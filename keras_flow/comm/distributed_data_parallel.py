@@ -68,8 +68,8 @@ class DistributedDataParallel:
         """Make the weights of all ranks those of the first."""
         if not isinstance(model, keras.Layer):
             raise FlowError(
-                f"kf.DistributedDataParallel takes a Keras model, and was given a {type(model).__qualname__}: write it of "
-                "Keras layers, or on torch as keras.layers.TorchModuleWrapper(module)"
+                f"kf.DistributedDataParallel takes a Keras model, and was given a {type(model).__qualname__}: write it "
+                "of Keras layers, or on torch as keras.layers.TorchModuleWrapper(module)"
             )
         if not model.built or not model.weights:
             raise FlowError(

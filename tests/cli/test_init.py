@@ -33,6 +33,17 @@ def test_without_a_question(tmp_path: Path) -> None:
     asked(*OPTIONS, "--out", str(file), "--force")
 
 
+def test_a_script_that_asks_for_other_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import keras_flow as kf\nkf.run(print, devices=4)\n")
+    words = ["--script", str(script), *OPTIONS[2:]]
+    assert "leave the number out" not in asked(*words, "--out", str(tmp_path / "a"))
+    words[words.index("--hosts") + 1] = "2"
+    assert "train.py calls kf.run for 4 ranks, and this job has 8 ranks: leave" in asked(
+        *words, "--out", str(tmp_path / "b")
+    )
+
+
 def test_by_questions(tmp_path: Path) -> None:
     file = tmp_path / "two.sh"
     asked(answers=f"my train.py\njax\n4\n2\nshell\n{file}\n")
