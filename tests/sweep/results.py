@@ -21,6 +21,8 @@ STATES = ("crash", "wrong", "refused", "fallback", "broadcast", "native")
 NOT_COMPARED = "not compared"
 #: between the settings, and between the reasons, in a row of the table
 _SETTINGS, _REASONS = "; ", " // "
+#: letters of a reason
+_LONGEST = 300
 #: notes that rows, or a dim of a kernel, do not divide: that depends on sizes, not on what computes them
 _OF_SIZES = re.compile(r"a batch of \d+ rows does not divide|dim \d+ of \d+ does not divide")
 
@@ -74,8 +76,9 @@ def _tidy(reason: str) -> str:
         r"^LayoutFallback: \S+: dim .*", "LayoutFallback: a dim does not divide by the ranks it is split on", text
     )
     text = re.sub(r"^((\w+: )?)[\w/. ]+: (?=torch's|TensorFlow's)", r"\1", text)
-    text = re.sub(r" \(the numbers are those of one device.*", "", text)
-    return re.sub(r"\d+", "N", text)[:300].replace("|", "\\|")
+    text = re.sub(r" \(the numbers are.*", "", text)
+    text = re.sub(r"(?<![A-Za-z])\d+", "N", text).replace("|", "\\|")  # Conv2D is a name
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rpartition(' ')[0]} ..."
 
 
 def _of_keras(error: str) -> str:

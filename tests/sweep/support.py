@@ -73,7 +73,7 @@ def page(found: Sequence[Result]) -> str:
     return f"""# Support
 
 Does a layer, loss, metric, optimizer, operation or random function of Keras work on my engine? Look for its name below
-your engine's heading, "Not native on ...". If the name is there, the line above it says what happens:
+your engine's heading, "Not native on ...". If the name is there, the line below it says what happens:
 
 - **broadcast**: each rank computes all of it, so more ranks bring no gain.
 - **fallback**: runs more slowly, and one warning says so. A split weight is kept whole, an operation is computed on
@@ -81,8 +81,8 @@ your engine's heading, "Not native on ...". If the name is there, the line above
   of the whole batch instead of each rank's own rows.
 - **refused**: raises one error that names the layer and the way out.
 
-If the name is not there, it runs natively: split as you declared it. The numbers are those of one device, unless it is
-refused. A few names are under "Not compared", because Keras itself fails with them on one device.
+If the name is not there, it runs natively: split as you declared it. Whatever is not refused gives the numbers of one
+device. A few names are under "Not compared", because Keras itself fails with them on one device.
 
 What a *program* does with `fit`, saving, callbacks and options is in [features](features.md).
 [support.csv](support.csv) has the state of each name under each setting.
@@ -121,7 +121,7 @@ def _reasons(found: Sequence[Result], backend: str, strategy: str) -> str:
             for reason in result.reasons:
                 names.setdefault((result.state, reason), set()).add(result.name)
     order = sorted(names, key=lambda key: (STATES.index(key[0]), -len(names[key]), key[1]))
-    text = "".join(f"- {state}: {reason}\n  {_listed(names[state, reason])}\n" for state, reason in order)
+    text = "".join(f"- {_listed(names[state, reason])}\n\n  **{state}**: {reason}\n" for state, reason in order)
     title = f'{backend}, strategy="{strategy}"' if strategy else backend
     return f"## Not native on {title}\n\n{text or 'Nothing.'}" if own else ""
 
@@ -129,7 +129,7 @@ def _reasons(found: Sequence[Result], backend: str, strategy: str) -> str:
 def _listed(names: Set[str]) -> str:
     """The names, or how many there are of each module where they are too many to read."""
     if len(names) <= _LISTED:
-        return ", ".join(sorted(names))
+        return ", ".join(f"`{name}`" for name in sorted(names))
     counts = collections.Counter(name.partition(".")[0] for name in names)
     return ", ".join(f"{count} of {module}" for module, count in sorted(counts.items())) + ": see support.csv"
 

@@ -30,8 +30,12 @@ def test_states_and_reasons() -> None:
     assert results.share(found, "torch") == (1, 4)
     text = support.page(found)
     assert " | 1 of 4 (25.0 %) | 2 | 1 native, 1 broadcast, 2 fallback, 1 refused |" in text
-    assert "- refused: layer 'a' of N ranks cannot\n  ops.det\n- fallback: FlowWarning" not in text
-    assert "- fallback: torch's distributed tensors cannot compute sort split over the ranks\n  ops.unique\n" in text
+    assert "- `ops.det`\n\n  **refused**: layer 'a' of N ranks cannot\n" in text
+    why = "torch's distributed tensors cannot compute sort split over the ranks"
+    assert f"- `ops.unique`\n\n  **fallback**: {why}\n" in text
+    assert results.of_lines([{**LINE, "notes": ["FlowWarning: Conv2D of 12 rows " + "long " * 80]}])[0].reasons == (
+        "Conv2D of N rows " + "long " * 56 + "...",
+    )
     assert "Not native on jax" not in text
     failed = "Keras itself fails on one device:\n\n- torch, ops.eig: ValueError: no gradient\n"
     assert text.endswith(failed + support.MADE)
