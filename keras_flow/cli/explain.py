@@ -35,7 +35,9 @@ def explain(
     suggest: Annotated[
         bool, typer.Option("--suggest", help="Print rules with column and row pairs, instead of the explanation.")
     ] = False,
-    all_rows: Annotated[bool, typer.Option("--all", help="Show every row of long tables.")] = False,
+    all_rows: Annotated[
+        bool, typer.Option("--all", help="Show every row of long tables, and each of the collectives that are alike.")
+    ] = False,
 ) -> None:
     """Print layouts, memory and communication of a training step of FILE.py's model under a layout.
 
@@ -68,4 +70,4 @@ def explain(
         json.dump(explanation.as_json(), sys.stdout, indent=1)
         print()
     else:
-        show(explanation, console, None if all_rows else 60)
+        show(explanation, console, None if all_rows else 60, fold=not all_rows)

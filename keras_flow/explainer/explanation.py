@@ -230,10 +230,18 @@ class Explanation:
         """The explanation as JSON values, sizes in bytes."""
         return {**asdict(self), "received": self.received}
 
-    def __str__(self) -> str:
+    def text(self, *, all_rows: bool = False) -> str:
+        """The tables as text, as `print` shows them.
+
+        Args:
+            all_rows: list every collective; else those that are equal but for the layer or the weight are one row.
+        """
         from keras_flow.explainer.text import plain
 
-        return plain(self)
+        return plain(self, fold=not all_rows)
+
+    def __str__(self) -> str:
+        return self.text()
 
     def _repr_html_(self) -> str:
         """The explanation as HTML, for a notebook."""

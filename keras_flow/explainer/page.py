@@ -20,12 +20,12 @@ def html(explanation: Explanation) -> str:
         f"{'a rank receives at most' if explanation.stages else 'each rank receives'} "
         f"<b>{amount(explanation.received)}</b> in a step</div>"
     ]
-    parts += [f"<div>⚠ <b>slow</b>: {escape(advice.text)}</div>" for advice in explanation.warnings]
+    parts += [f"<div>⚠ <b>slow:</b> {escape(advice.text)}</div>" for advice in explanation.warnings]
     for table in tables.tables(explanation, _MOST_ROWS):
         parts.append(_drawn(table))
         if table.schedule:
             parts += [f"<div>{escape(table.schedule)}</div>", f"<pre>{escape(table.picture)}</pre>"]
-    parts += [f"<div style='opacity:.7'>note: {escape(note)}</div>" for note in explanation.notes]
+    parts += [f"<div style='opacity:.7'>note: {escape(note)}</div>" for note in tables.notes(explanation)]
     return "".join(parts)
 
 

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from keras_flow.explainer.explanation import Collective, Explanation, VariableRow
+from keras_flow.explainer.folding import folded
 from keras_flow.units import amount
 
-_Row = TypeVar("_Row", VariableRow, Collective)
+_Row = TypeVar("_Row", VariableRow, tuple[Collective, int])
+_FOLDED = (
+    "collectives that are equal but for the layer or the weight are one row: --all, in Python "
+    "print(explanation.text(all_rows=True)), lists each"
+)
 
 
 @dataclass(frozen=True)
@@ -33,16 +38,29 @@ class Table:
     picture: str = ""
 
 
-def tables(explanation: Explanation, most: int | None) -> Iterator[Table]:
-    """All tables, in the order in which they are read; of more than `most` rows the largest are shown."""
+def tables(explanation: Explanation, most: int | None, fold: bool = True) -> Iterator[Table]:
+    """All tables, in the order in which they are read.
+
+    Args:
+        explanation: what they show.
+        most: of more rows the largest are shown; None shows all.
+        fold: whether collectives that are alike are one row.
+    """
     if explanation.stages:
         yield _stages(explanation)
     yield _variables(explanation, most)
     yield _memory(explanation)
-    yield _collectives(explanation, most)
+    yield _collectives(explanation, most, fold)
     if explanation.repeated:
         rows = [(each.path, f"{each.axis}={each.ranks}", f"{each.parameters:,}") for each in explanation.repeated]
         yield Table("computed alike on every rank of an axis", ("layer", "over", "parameters"), (2,), rows)
+
+
+def notes(explanation: Explanation, fold: bool = True) -> list[str]:
+    """What stands below the tables: where they are estimates, and how to see rows that are folded."""
+    shown = [sent for sent, _ in folded(explanation.collectives, False)] if fold else explanation.collectives
+    hidden = list(shown) != list(explanation.collectives)
+    return [*explanation.notes, *([_FOLDED] if hidden else [])]
 
 
 def heading(explanation: Explanation) -> str:
@@ -110,9 +128,10 @@ def _memory(explanation: Explanation) -> Table:
     return Table("memory of a rank", heads, (1, 2, 3, 4, 5), rows)
 
 
-def _collectives(explanation: Explanation, most: int | None) -> Table:
+def _collectives(explanation: Explanation, most: int | None, fold: bool) -> Table:
     all_of_them = explanation.collectives
-    shown, left = _largest(all_of_them, [sent.received for sent in all_of_them], most)
+    alike = folded(all_of_them, bool(explanation.stages)) if fold else [(sent, 1) for sent in all_of_them]
+    shown, _ = _largest(alike, [sent.received for sent, _ in alike], most)
     rows = [
         (
             sent.phase,
@@ -123,11 +142,12 @@ def _collectives(explanation: Explanation, most: int | None) -> Table:
             sent.tensor,
             sent.why,
         )
-        for sent in shown
+        for sent, _ in shown
     ]
+    left = len(all_of_them) - sum(count for _, count in shown)
     if left:
         # what is left out is still counted, so that the rows add up to the title
-        rest = explanation.received - sum(sent.received for sent in shown)
+        rest = explanation.received - sum(sent.received for sent, _ in shown)
         rows.append(("", f"{left} more, none of them larger", "", amount(rest), "", "", ""))
     title = f"collectives of a step: {len(all_of_them) or 'none'}"
     if all_of_them:

@@ -15,28 +15,28 @@ from keras_flow.explainer.explanation import Explanation
 _MOST_ROWS = 60
 
 
-def render(explanation: Explanation, most: int | None = _MOST_ROWS) -> RenderableType:
-    """All tables; of more than `most` rows the largest are shown."""
+def render(explanation: Explanation, most: int | None = _MOST_ROWS, fold: bool = True) -> RenderableType:
+    """All tables; of more than `most` rows the largest are shown, with `fold` collectives that are alike as one."""
     parts: list[RenderableType] = [f"[bold]{escape(explanation.model)}[/] {escape(tables.heading(explanation))}"]
-    for table in tables.tables(explanation, most):
+    for table in tables.tables(explanation, most, fold):
         parts += ["", _drawn(table)]
         if table.schedule:
             parts += ["", f"[bold]schedule[/] {escape(table.schedule)}", *map(escape, table.picture.splitlines())]
     for advice in explanation.warnings:
-        parts += ["", f"[yellow]slow[/] {escape(advice.text)}"]
-    parts += ["", *(f"[dim]note: {escape(note)}[/]" for note in explanation.notes)]
+        parts += ["", f"[yellow]slow:[/] {escape(advice.text)}"]
+    parts += ["", *(f"[dim]note: {escape(note)}[/]" for note in tables.notes(explanation, fold))]
     return Group(*parts)
 
 
-def show(explanation: Explanation, console: Console, most: int | None = _MOST_ROWS) -> None:
+def show(explanation: Explanation, console: Console, most: int | None = _MOST_ROWS, fold: bool = True) -> None:
     """Print an explanation."""
-    console.print(render(explanation, most))
+    console.print(render(explanation, most, fold))
 
 
-def plain(explanation: Explanation) -> str:
-    """The explanation as text without colours, all rows."""
+def plain(explanation: Explanation, fold: bool) -> str:
+    """The explanation as text without colours, with all variables; with `fold` collectives that are alike as one."""
     stream = io.StringIO()
-    show(explanation, Console(file=stream, width=160, color_system=None), None)
+    show(explanation, Console(file=stream, width=160, color_system=None), None, fold)
     return stream.getvalue()
 
 

@@ -17,6 +17,7 @@ from keras_flow.current.variable_layout import VariableLayout
 from keras_flow.explainer.explanation import Advice
 from keras_flow.explainer.pairs import model_axes, unpaired
 from keras_flow.explainer.step_cost import StepCost
+from keras_flow.units import amount
 
 if TYPE_CHECKING:
     import keras
@@ -56,7 +57,7 @@ def _unpaired(step: StepCost) -> Iterator[Advice]:
             yield Advice(
                 "unpaired",
                 (call.path,),
-                f"{call.path}: {cost} ({sent} bytes received in each step on axis {axis!r}). In a pair, the first "
+                f"{call.path}: {cost} ({amount(sent)} received in each step on axis {axis!r}). In a pair, the first "
                 "layer split by columns (kernel dim 1, bias dim 0) and the next by rows (kernel dim 0), two layers "
                 "cost one all-reduce; --suggest prints such rules",
             )
