@@ -19,9 +19,8 @@ from typing import Any
 import keras
 import numpy as np
 
-import keras_flow as kf
-from keras_flow.backends.active import backend
-from keras_flow.current.distribution import active
+from tests.fuzz import further
+from tests.fuzz.random_models import Centred, Noted
 
 
 @dataclass
@@ -66,9 +65,9 @@ def drawn_for(seed: str) -> Around:
 class Does(keras.callbacks.Callback):
     """Does one thing at an epoch's end, and keeps what it saw."""
 
-    def __init__(self, what: str, rows: tuple[Any, Any, Any]):
+    def __init__(self, what: str, rows: tuple[Any, Any, Any], together: bool):
         super().__init__()
-        self.what, self.rows = what, rows
+        self.what, self.rows, self.together = what, rows, together
         self.seen: list[Any] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -87,15 +86,10 @@ class Does(keras.callbacks.Callback):
 
     def _save(self) -> None:
         with tempfile.TemporaryDirectory() as own:
-            folder = _agreed(own)
+            folder = further.agreed(own, self.together)
             self.model.save_weights(Path(folder) / "w.weights.h5")
             self.model.load_weights(Path(folder) / "w.weights.h5")
-            _agreed(True)  # before the folder goes
-
-
-def _agreed(value: Any) -> Any:
-    """Return the value of rank 0, in which all ranks take part; on one device, which one process trains, the own."""
-    return value if active() is None else backend().agree_on(dict.fromkeys(kf.env.local_ranks(), value))[0]
+            further.agreed(True, self.together)  # before the folder goes
 
 
 def after(what: str, model: Any, x: Any) -> Any:
@@ -109,7 +103,8 @@ def after(what: str, model: Any, x: Any) -> Any:
     if what == "gradients by inputs":
         return gradients_by_inputs(model, x)
     if what == "a deep copy":
-        return copy.deepcopy(model).predict(x, verbose=0)
+        with keras.saving.custom_object_scope({"Centred": Centred, "Noted": Noted}):  # which Keras makes from configs
+            return copy.deepcopy(model).predict(x, verbose=0)
     if what == "a clone":
         other = keras.models.clone_model(model)
         other.set_weights(model.get_weights())

@@ -15,7 +15,7 @@ import numpy as np
 
 import keras_flow as kf
 from keras_flow.backends.active import backend
-from tests.fuzz import around
+from tests.fuzz import around, further
 from tests.fuzz.random_models import Drawn, draw, is_for_a_pipeline
 from tests.one_device import one_device
 from tests.sweep.program import ROUNDING, UPDATE, VALUE, set_weights, share_of_tolerance, weights_by_place
@@ -160,10 +160,11 @@ def run(seed: str, ranks: int, distributed: bool) -> tuple[Numbers, Drawn]:
     keras.utils.clear_session()
     keras.utils.set_random_seed(7)
     numbers = Numbers()
-    beside = around.drawn_for(seed)
+    beside, then = around.drawn_for(seed), further.drawn_for(seed)
     drawn = draw(seed, chosen.rows) if beside.model_before else None
     objects = [keras.metrics.MeanAbsoluteError(name="early")] if beside.metrics_before else None
-    with _scope(chosen.first if distributed else None):
+    scope = chosen.first() if distributed else None
+    with scope.scope() if scope else one_device():
         drawn = drawn or draw(seed, chosen.rows)
         model = drawn.model
         options = drawn.compile
@@ -187,19 +188,26 @@ def run(seed: str, ranks: int, distributed: bool) -> tuple[Numbers, Drawn]:
         numbers.values |= _named("evaluation", logs, AFTER)
         predicted = model.predict(drawn.x, batch_size=chosen.batch, verbose=0)
         numbers.values |= _named("predictions", predicted, AFTER)
-        numbers.values |= _around(beside, model, drawn)
+    # after the scope the model remembers it
+    with contextlib.nullcontext() if then.outside else scope.scope() if scope else one_device():
+        numbers.values |= _around(beside, model, drawn, distributed)
+        seen = further.run(then, model, drawn, chosen.batch, together=distributed)
+        for place, value in enumerate(keras.tree.flatten(seen)):
+            numbers.values |= _named(f"trained on {place}", value, AFTER)
         if distributed:
             after, predicted = weights_by_place(model), model.predict(drawn.x, batch_size=chosen.batch, verbose=0)
             _loads(model, drawn, chosen, after, predicted)
     return numbers, drawn
 
 
-def _around(beside: around.Around, model: keras.Model, drawn: Drawn) -> dict[str, tuple[np.ndarray, float]]:
+def _around(
+    beside: around.Around, model: keras.Model, drawn: Drawn, distributed: bool
+) -> dict[str, tuple[np.ndarray, float]]:
     """What a `fit` with a callback gives, and what is done afterwards."""
     found: dict[str, tuple[np.ndarray, float]] = {}
     if beside.callback:
         rows = (drawn.x, drawn.y, drawn.sample_weight)
-        does = around.Does(beside.callback, rows)
+        does = around.Does(beside.callback, rows, distributed)
         # one batch: its rows may come in any order
         model.fit(*rows[:2], sample_weight=rows[2], batch_size=64, epochs=2, verbose=0, callbacks=[does])
         for place, value in enumerate(keras.tree.flatten(does.seen)):

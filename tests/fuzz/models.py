@@ -135,10 +135,10 @@ def result(seed: str, ranks: int) -> dict:
 def _result(seed: str, ranks: int) -> dict:
     import keras_flow as kf
     from keras_flow.backends.active import backend
-    from tests.fuzz import around
+    from tests.fuzz import around, further
     from tests.fuzz import model_programs as programs
 
-    text = f"{programs.setting(seed, ranks).text}; {around.drawn_for(seed).text}"
+    text = f"{programs.setting(seed, ranks).text}; {around.drawn_for(seed).text}; {further.drawn_for(seed).text}"
     reference, error = None, ""
     if kf.env.process_index() == 0:
         try:
