@@ -24,6 +24,7 @@ from keras_flow.current.distribution import ActivationLayout, Distribution
 from keras_flow.current.models import layer_paths
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.distributions import companions, models, recomputed
+from keras_flow.distributions.fallbacks import Fallbacks, first_of
 from keras_flow.distributions.ranks import check_ranks
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
 from keras_flow.distributions.rules import PatternRules, Rules, matched_key, nearest, takers
@@ -121,6 +122,7 @@ class FlowDistribution(Distribution):
         # keys of rules that were the first match of some path: the others are errors in `check`
         self._matched: set[str] = set()
         self._warned: set[str] = set()
+        self.fallbacks = Fallbacks()
         self._entered = False
         self.joined_axes = joined_axes(list(self._legal_specs()), self.batch_axes, placement.axis_names)
         mesh = keras.distribution.DeviceMesh(
@@ -174,7 +176,7 @@ class FlowDistribution(Distribution):
         Warns at the end if it was taken away meanwhile: models created after that are not distributed.
         """
         self.enter()
-        with super().scope():
+        with super().scope(), self.fallbacks.together():
             self.open_scopes += 1
             try:
                 yield self
@@ -254,11 +256,8 @@ class FlowDistribution(Distribution):
         # `check` raises it with all others, so that a user sees every bad rule at once
         if fitted.reasons and self.strict:
             self._problems[path] = [f"{reason} (strict=True)" for reason in fitted.reasons]
-        # each sentence once: a model has many layers, and is built more than once
-        for reason in fitted.reasons:
-            if reason not in self._warned and not self.strict:
-                self._warned.add(reason)
-                warn(reason, LayoutFallback)
+        for reason in () if self.strict else fitted.reasons:
+            self.fallbacks.add(path, source, reason.removeprefix(f"{path}: "))
         used = Layout(self.placement, {}, shape) if _is_gathered(layer, capabilities) else None
         return self._held(fitted.layout, source, path, "; ".join(fitted.reasons), used)
 
@@ -340,7 +339,8 @@ class FlowDistribution(Distribution):
         Returns:
             Whether the layout of any of them changed.
         """
-        return models.adopt(model, self, *others)
+        with self.fallbacks.together():
+            return models.adopt(model, self, *others)
 
     def lay_optimizer(self, optimizer: keras.Optimizer) -> None:
         """Give slots that were made elsewhere the layouts of their variables, unless all were laid already."""
@@ -367,8 +367,9 @@ class FlowDistribution(Distribution):
         Raises:
             LayoutError: with one line for each problem, naming the nearest paths.
         """
+        self.fallbacks.say()
         paths = [variable.path for variable in model.variables if not is_seed(variable.path)]
-        problems = [text for path in self._problems if self._belongs(path, paths) for text in self._problems[path]]
+        problems = self._problems_of(paths)
         layers = layer_paths(model)
         unmatched = self._unmatched(layers, paths)
         # a map of which nothing at all matches is that of another model, and stays an error
@@ -383,6 +384,16 @@ class FlowDistribution(Distribution):
                 + "\n  ".join(problems)
                 + f"\nPaths are those of `variable.path`; {self.rules.matching}."
             )
+
+    def _problems_of(self, paths: Sequence[str]) -> list[str]:
+        """The recorded problems of a model with these variables; those of one rule that are alike are one."""
+        alike: dict[tuple[str | None, str], list[str]] = {}
+        for path, texts in self._problems.items():
+            for text in texts if self._belongs(path, paths) else ():
+                known = text.startswith(f"{path}: ")
+                key = matched_key(self.rules, path), text.removeprefix(f"{path}: ")
+                alike.setdefault(key, []).append(path if known else "")
+        return [f"{first_of(of)}: {text}" if of[0] else text for (_, text), of in alike.items()]
 
     @staticmethod
     def _belongs(path: str, paths: Sequence[str]) -> bool:

@@ -163,6 +163,7 @@ class PipelineParallel(ExplainedDistribution):
         part = _StagePart(lane, rules=self.rules, activations=self.activations, random=self.random)
         part.whole, part.holders, part.rematerialized = self, holders, self.rematerialized
         part._problems, part._warned = self._problems, self._warned  # `check` raises those of all stages together
+        part.fallbacks = self.fallbacks
         return part
 
     def _made_part(self, holders: Ranks) -> FlowDistribution:

@@ -101,7 +101,7 @@ _IDLE_KEYS = "match no variable of the model"
 #: names, sizes and advice in notes -> what is left of them, so that the same reason is the same text
 _NAMES = (
     (r"^LayoutFallback: .* does not divide .*", "a dim does not divide by its axis: broadcast"),
-    (r"^LayoutFallback: \S+: (?=TensorFlow)", ""),
+    (r"^LayoutFallback: \S+( and \d+ more)?: (?=TensorFlow)", ""),
     (r"^(LayoutFallback|FlowWarning): ", ""),
     (r"^ComputedWhole: (in the gradients: |[\w/., ]+: )*", "computed whole: "),
     (

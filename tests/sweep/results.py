@@ -73,7 +73,9 @@ def _tidy(reason: str) -> str:
     """The reason without names and sizes, so that the same one is the same text."""
     text = re.sub(r"^(FlowError|\w*Error|FlowWarning): ", "", " ".join(re.sub(r"\x1b\[\d*m", "", reason).split()))
     text = re.sub(
-        r"^LayoutFallback: \S+: dim .*", "LayoutFallback: a dim does not divide by the ranks it is split on", text
+        r"^LayoutFallback: \S+( and \d+ more)?: dim .*",
+        "LayoutFallback: a dim does not divide by the ranks it is split on",
+        text,
     )
     text = re.sub(r"^((\w+: )?)[\w/. ]+: (?=torch's|TensorFlow's)", r"\1", text)
     text = re.sub(r" \(the numbers are.*", "", text)
