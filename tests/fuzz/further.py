@@ -108,7 +108,9 @@ def _compile(further: Further, model: keras.Model, drawn: Drawn, **options: Any)
 
 def _fit(model: keras.Model, *given: Any, **options: Any) -> list[Any]:
     history = model.fit(*given, verbose=0, **options).history
-    return [history[name] for name in sorted(history)]
+    # stock Keras on TensorFlow weighs a smaller last batch as a whole one in the losses of outputs: `loss` says it all
+    several = len(model.outputs) > 1
+    return [history[name] for name in sorted(history) if not several or name == "loss"]
 
 
 def _whole(model: keras.Model, drawn: Drawn, epochs: int = 3) -> list[Any]:
