@@ -33,7 +33,7 @@ def explain(
     microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     suggest: Annotated[
-        bool, typer.Option("--suggest", help="Print rules with column and row pairs, instead of the explanation.")
+        bool, typer.Option("--suggest", help="Print rules() with column and row pairs, instead of the explanation.")
     ] = False,
     all_rows: Annotated[
         bool, typer.Option("--all", help="Show every row of long tables, and each of the collectives that are alike.")
@@ -52,7 +52,7 @@ def explain(
     from rich.console import Console
 
     from keras_flow.explainer.explain_file import explain_file
-    from keras_flow.explainer.suggest import rules_file
+    from keras_flow.explainer.rules_text import rules_file
     from keras_flow.explainer.text import show
     from keras_flow.user_file import with_schedule
 
@@ -65,7 +65,7 @@ def explain(
                 err=True,
             )
         else:
-            typer.echo(rules_file(explanation.suggested_rules))
+            typer.echo(rules_file(explanation))
     elif as_json:
         json.dump(explanation.as_json(), sys.stdout, indent=1)
         print()

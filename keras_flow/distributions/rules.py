@@ -55,12 +55,16 @@ class Rules(Protocol):
         """Whether the rule `key` would match `path` if it were the only one."""
         ...
 
-    def specs(self) -> Iterable[sbp.SbpSpec]:
-        """The nd_sbp of every rule."""
+    def patterns(self) -> Iterable[tuple[str, sbp.SbpSpec]]:
+        """Every legal rule, as a regular expression to search in paths, and its nd_sbp."""
         ...
 
+    def specs(self) -> Iterable[sbp.SbpSpec]:
+        """The nd_sbp of every legal rule."""
+        return [spec for _, spec in self.patterns()]
 
-class PatternRules:
+
+class PatternRules(Rules):
     """An ordered mapping of regular expressions; searched in the path, first match wins.
 
     Args:
@@ -101,12 +105,12 @@ class PatternRules:
         """Whether the pattern `key` is found in `path`."""
         return re.search(key, path) is not None
 
-    def specs(self) -> Iterable[sbp.SbpSpec]:
-        """The nd_sbp of every rule."""
-        return [spec for _, spec in self._rules]
+    def patterns(self) -> Iterable[tuple[str, sbp.SbpSpec]]:
+        """Every rule, and its nd_sbp."""
+        return [(pattern.pattern, spec) for pattern, spec in self._rules]
 
 
-class LayoutMapRules:
+class LayoutMapRules(Rules):
     """A `keras.distribution.LayoutMap` with Keras's own matching: the exact key, otherwise one full match.
 
     Its keys may mean variables or, with the ending `/output`, layer outputs.
@@ -151,12 +155,12 @@ class LayoutMapRules:
         layout = self._map[key]
         return sbp.of_axes(layout.axes if layout is not None else (), f"LayoutMap key {key!r}")
 
-    def specs(self) -> Iterable[sbp.SbpSpec]:
-        """The nd_sbp of every key that has a legal one."""
+    def patterns(self) -> Iterable[tuple[str, sbp.SbpSpec]]:
+        """Every key that has a legal nd_sbp, as the expression that finds what the key matches whole."""
         out = []
         for key in self.keys:
             try:
-                out.append(self._spec(key))
+                out.append((f"^(?:{key})$", self._spec(key)))
             except FlowError:
                 continue  # reported when a path matches it
         return out

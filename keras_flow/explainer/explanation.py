@@ -180,6 +180,7 @@ class Explanation:
         repeated: work that is done on every rank of an axis.
         warnings: legal and slow.
         notes: where this is an estimate, and why.
+        rules: those of the distribution in their order, pattern -> axis -> dim.
         calls: of the layers, in order.
         tensors: key -> a tensor between calls.
         inputs: keys of the model's inputs.
@@ -201,6 +202,7 @@ class Explanation:
     warnings: Sequence[Advice]
     notes: Sequence[str]
     suggested_rules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    rules: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     calls: Sequence[CallRow] = ()
     tensors: Mapping[int, TensorRow] = field(default_factory=dict)
     inputs: tuple[int, ...] = ()

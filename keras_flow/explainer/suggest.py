@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from keras_flow.explainer.pairs import chains, model_axes, unpaired
@@ -55,17 +54,3 @@ def _rule(rules: dict[str, dict[str, int]], layer: Any, kernel: dict[str, int], 
     rules[layer.kernel.path] = kernel
     if layer.bias is not None:
         rules[layer.bias.path] = bias
-
-
-def rules_file(rules: Mapping[str, Mapping[str, int]]) -> str:
-    """The text of a `rules()` function. It goes before other rules: the first that matches wins."""
-    import re
-
-    lines = []
-    for path, splits in rules.items():
-        spec = ", ".join(f'"{axis}": kf.sbp.split({dim})' for axis, dim in splits.items())
-        lines.append(f'        r"{re.escape(path)}$": {{{spec}}},')
-    return (
-        "import keras_flow as kf\n\n\ndef rules():\n    return {\n" + "\n".join(lines) + "\n"
-        "        # your own rules for other variables follow here\n    }\n"
-    )
