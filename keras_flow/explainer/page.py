@@ -20,7 +20,7 @@ def html(explanation: Explanation) -> str:
         f"{'a rank receives at most' if explanation.stages else 'each rank receives'} "
         f"<b>{amount(explanation.received)}</b> in a step</div>"
     ]
-    parts += [f"<div>⚠ <b>slow:</b> {escape(advice.text)}</div>" for advice in explanation.warnings]
+    parts += [f"<div>⚠ <b>slow:</b> {escape(text)}</div>" for text in tables.advice(explanation)]
     for table in tables.tables(explanation, _MOST_ROWS):
         parts.append(_drawn(table))
         if table.schedule:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from keras_flow.distributions.fallbacks import first_of
 from keras_flow.explainer.explanation import Collective, Explanation, VariableRow
 from keras_flow.explainer.folding import folded
 from keras_flow.units import amount
@@ -54,6 +55,19 @@ def tables(explanation: Explanation, most: int | None, fold: bool = True) -> Ite
     if explanation.repeated:
         rows = [(each.path, f"{each.axis}={each.ranks}", f"{each.parameters:,}") for each in explanation.repeated]
         yield Table("computed alike on every rank of an axis", ("layer", "over", "parameters"), (2,), rows)
+
+
+def advice(explanation: Explanation, fold: bool = True) -> list[str]:
+    """The texts on slow layouts; with `fold` one for all layers of which the same is said."""
+    alike: dict[str, list[str]] = {}
+    for each in explanation.warnings:
+        path = each.paths[0] if fold and each.paths and each.text.startswith(f"{each.paths[0]}: ") else ""
+        alike.setdefault(each.text.removeprefix(f"{path}: ") if path else each.text, []).append(path)
+    texts = []
+    for text, paths in alike.items():
+        named = f"{first_of(paths)}, each" if len(paths) > 1 else paths[0]
+        texts.append(f"{named}: {text}" if paths[0] else text)
+    return texts
 
 
 def notes(explanation: Explanation, fold: bool = True) -> list[str]:

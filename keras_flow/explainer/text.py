@@ -22,8 +22,8 @@ def render(explanation: Explanation, most: int | None = _MOST_ROWS, fold: bool =
         parts += ["", _drawn(table)]
         if table.schedule:
             parts += ["", f"[bold]schedule[/] {escape(table.schedule)}", *map(escape, table.picture.splitlines())]
-    for advice in explanation.warnings:
-        parts += ["", f"[yellow]slow:[/] {escape(advice.text)}"]
+    for text in tables.advice(explanation, fold):
+        parts += ["", f"[yellow]slow:[/] {escape(text)}"]
     parts += ["", *(f"[dim]note: {escape(note)}[/]" for note in tables.notes(explanation, fold))]
     return Group(*parts)
 

@@ -8,7 +8,7 @@ from keras import layers
 
 import keras_flow as kf
 from tests.explainer import models
-from tests.explainer.small import COLUMN, dense, explained, kinds
+from tests.explainer.small import COLUMN, ROW, dense, explained, kinds
 
 pytestmark = pytest.mark.usefixtures("described")
 
@@ -24,6 +24,17 @@ def test_heads_that_do_not_divide() -> None:
     assert (advice.kind, advice.paths) == ("heads", ("attention",))
     assert "6 query heads do not divide" in advice.text
     assert "Axes of 1, 2, 3, 6 ranks divide" in advice.text
+
+
+def test_what_is_said_of_several_layers_is_said_once() -> None:
+    explanation = explained(lambda: dense(64, 64, 64, 64), {"kernel": COLUMN, "bias": ROW})
+    assert kinds(explanation) == ["unpaired"] * 3
+    amounts = [advice.text.partition("(")[2].partition(" received")[0] for advice in explanation.warnings]
+    assert amounts[0] == amounts[1] == amounts[2]
+    lines = [line for line in str(explanation).splitlines() if line.startswith("slow: ")]
+    assert [line.partition(": its")[0] for line in lines] == ["slow: m/d1 and 2 more, each"]
+    lines = [line for line in explanation.text(all_rows=True).splitlines() if line.startswith("slow: ")]
+    assert [line.partition(": its")[0] for line in lines] == ["slow: m/d1", "slow: m/d2", "slow: m/d3"]
 
 
 def test_an_embedding_on_every_rank() -> None:
