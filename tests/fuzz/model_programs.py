@@ -208,8 +208,9 @@ def _around(
     if beside.callback:
         rows = (drawn.x, drawn.y, drawn.sample_weight)
         does = around.Does(beside.callback, rows, distributed)
-        # one batch: its rows may come in any order
-        model.fit(*rows[:2], sample_weight=rows[2], batch_size=64, epochs=2, verbose=0, callbacks=[does])
+        # in order: a mask of dropout belongs to a row's place
+        given = {"sample_weight": rows[2], "shuffle": False, "callbacks": [does]}
+        model.fit(*rows[:2], batch_size=64, epochs=2, verbose=0, **given)
         for place, value in enumerate(keras.tree.flatten(does.seen)):
             found |= _named(f"callback {place}", value, AFTER)
     # the weights of a pipeline are on several devices, so that it cannot be called by hand
