@@ -180,9 +180,13 @@ def _begun(work: Any, give: Callable[[], Mapping[int, torch.Tensor]], read: torc
     return Pending(results, (lambda: True) if work is None else work.is_completed)
 
 
-@functools.cache
 def process_group(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
-    """The process group of these ranks, which only they make: others need not call."""
+    """The process group of these ranks, in ascending order, which only they make: others need not call."""
+    return _group_of(tuple(sorted(ranks)))
+
+
+@functools.cache
+def _group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
     if ranks == tuple(range(world().size)):
         return None  # torch's name for all
     # torch names such a group by its ranks and by how many groups the process has made, which is not the same in all of
