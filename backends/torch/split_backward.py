@@ -74,7 +74,7 @@ def by_inputs(
     Returns:
         The gradients by the tensors, None for those that were not used; and what computes those by the weights.
     """
-    graph = _Graph(outputs, weights, tensors)
+    graph = _BackwardGraph(outputs, weights, tensors)
     starts = graph.starts()
     left = {number for _, numbers in starts for number in numbers}
     now = [number for number in range(len(weights)) if number not in left]
@@ -97,7 +97,7 @@ def by_inputs(
     return by_tensors, later
 
 
-class _Graph:
+class _BackwardGraph:
     """The graph of autograd below some outputs.
 
     Sets of weights are bits of a number: a node has as many edges below it as a model has weights.
