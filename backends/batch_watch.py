@@ -188,10 +188,10 @@ def _judged(texts: Sequence[str], index: int) -> str:
         differ, other = _differing([{"": text, **sums} for text, sums in said_of])
         if differ:
             texts = [said_of[place][0] for place in (other, differ[0])]
-            pairs = zip((other, differ[0]), texts, strict=True)
-            received = ", ".join(f"{word} {place}: {text}" for place, text in pairs)
             if texts[0] == texts[1]:
                 received = f"both are {texts[0]}, with other values"
+            else:
+                received = f"{word} {other}: {texts[0]}, {word} {differ[0]}: {texts[1]}"
             return (
                 f"the {words} are fed different batches: input {name!r} of batch {index} differs on "
                 f"{words if len(differ) > 1 else word} {', '.join(map(str, differ))} from {word} {other} "

@@ -88,9 +88,8 @@ def by_inputs(
     later = Later(weights, [None] * len(weights), [])
     for number in now:
         later.gradients[number] = next(found)
-    given = [*zip(map(get_gradient_edge, outputs), gradients, strict=True)]
     for node, numbers in starts:
-        pairs = graph.apart(given) if node is None else [(edge, next(found)) for edge in graph.edges_of(node)]
+        pairs = graph.apart(gradients) if node is None else [(edge, next(found)) for edge in graph.edges_of(node)]
         arrived = [(edge, gradient) for edge, gradient in pairs if gradient is not None]
         if arrived:
             later.walks.append((arrived, numbers))
@@ -114,33 +113,34 @@ class _BackwardGraph:
         #: node that is not on the way -> the weights below it
         weights_of = {get_gradient_edge(weight).node: 1 << number for number, weight in enumerate(weights)}
         #: where edges leave the way (None: at an output that is not on it), and the weights below each
-        self._branches: list[tuple[Node | None, int]] = []
+        branches: list[tuple[Node | None, int]] = []
         for node in self._from_below():
             below = [child for child, _ in node.next_functions if child is not None]
             apart = [weights_of.get(child, 0) for child in below if child not in self._on_the_way]
             if len(apart) < len(below):
                 self._on_the_way.add(node)
             if node in self._on_the_way:
-                self._branches += [(node, bits) for bits in apart]
+                branches += [(node, bits) for bits in apart]
             else:
                 weights_of[node] = functools.reduce(operator.or_, apart, weights_of.get(node, 0))
         ends = {node for node, *_ in self._ends if node not in self._on_the_way}
-        self._branches += [(None, weights_of.get(node, 0)) for node in ends]
-        self._now = self._not_for_later()
+        branches += [(None, weights_of.get(node, 0)) for node in ends]
+        #: where branches begin -> the weights below
+        self._starts: dict[Node | None, int] = {}
+        for start, bits in branches:
+            self._starts[start] = self._starts.get(start, 0) | bits
+        self._now = self._not_for_later([bits for _, bits in branches])
 
-    def _not_for_later(self) -> int:
+    def _not_for_later(self, branches: Sequence[int]) -> int:
         """Weights to which edges of several nodes lead, and those in a branch with such a one."""
-        starts: dict[Node | None, int] = {}
-        for node, bits in self._branches:
-            starts[node] = starts.get(node, 0) | bits
         once = now = 0
-        for bits in starts.values():
+        for bits in self._starts.values():
             now |= once & bits
             once |= bits
         beside = -1
         while beside != now:
             beside = now
-            for _, bits in self._branches:
+            for bits in branches:
                 now |= bits if bits & now else 0
         return now
 
@@ -160,8 +160,9 @@ class _BackwardGraph:
                         self._outputs.setdefault(child, set()).add(number)
                         todo.append((child, False))
 
-    def apart(self, given: Arrived) -> Arrived:
-        """The outputs that are not on the way."""
+    def apart(self, gradients: Sequence[torch.Tensor]) -> Arrived:
+        """The outputs that are not on the way, of a gradient for each output."""
+        given = zip(self._ends, gradients, strict=True)
         return [(edge, gradient) for edge, gradient in given if edge.node not in self._on_the_way]
 
     def edges_of(self, node: Node) -> list[GradientEdge]:
@@ -170,7 +171,5 @@ class _BackwardGraph:
 
     def starts(self) -> list[tuple[Node | None, list[int]]]:
         """The starts of walks, each with its weights; None stands for outputs that are not on the way."""
-        found: dict[Node | None, int] = {}
-        for node, bits in self._branches:
-            found[node] = found.get(node, 0) | bits & ~self._now
-        return [(node, [n for n in range(bits.bit_length()) if bits >> n & 1]) for node, bits in found.items() if bits]
+        left = [(node, bits & ~self._now) for node, bits in self._starts.items()]
+        return [(node, [n for n in range(bits.bit_length()) if bits >> n & 1]) for node, bits in left if bits]

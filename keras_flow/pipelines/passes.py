@@ -242,10 +242,8 @@ class Pass:
         return any(each.trainable for each in self.pipeline.stages[: stage.number + 1])
 
     def _program_of(self, stage: Stage, number: int) -> Any:
-        part, with_loss = (
-            self.batch.microbatch(number, self.lane.number),
-            stage is self.pipeline.last and self._has_loss,
-        )
+        part = self.batch.microbatch(number, self.lane.number)
+        with_loss = stage is self.pipeline.last and self._has_loss
         return self.pipeline.program(stage, self.lane.rank(stage.number), part, self.training, with_loss)
 
     def _add(self, stage: Stage, gradients: list[Any]) -> None:
