@@ -16,6 +16,7 @@ from keras import tree
 from keras_flow.backends import (
     alone,
     backups,
+    built_late,
     dry_run_hooks,
     exporting,
     hub_models,
@@ -254,31 +255,6 @@ def _raise_collected(model: keras.Model, distribution: Distribution, error: Base
         inner = inner.__cause__ or inner.__context__
 
 
-@hook(
-    "keras:AnyTrainer",
-    "__init__",
-    "a model whose variables come with the first batch, after the scope, would not be distributed",
-)
-def _made(distribution: Distribution, original: Callable[..., None], model: keras.Model) -> None:
-    """Hook on `Trainer.__init__`: remember the scope."""
-    original(model)
-    models.made_under(distribution, model)
-
-
-_LATE = "a model that is built after its scope, by hand or by a call, would have the weights of no distribution"
-
-
-@hook("keras.Sequential", "build", _LATE, when=models.awaits_variables)
-@hook("keras.Model", "build", _LATE, when=models.awaits_variables)
-@hook("keras.Layer", "__call__", _LATE, when=models.awaits_variables)
-def _built_late(
-    distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
-) -> object:
-    """Hook on what builds a model: enter the scope that it was made in."""
-    with distribution.scope():
-        return original(model, *args, **kwargs)
-
-
 @hook("keras.Layer", "add_weight", "tells which layer makes a variable: kf.shard and an engine's limits are by layer")
 def _add_weight(
     _: object, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object
@@ -415,5 +391,5 @@ def hooks() -> Sequence[Hook]:
     return (
         *declared(backups),
         *hub_models.hooks(_entry),
-        *declared(exporting, weights_files, dry_run_hooks, rematerialized, sys.modules[__name__]),
+        *declared(exporting, weights_files, dry_run_hooks, rematerialized, built_late, sys.modules[__name__]),
     )

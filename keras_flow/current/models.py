@@ -56,9 +56,10 @@ def made_under(distribution: Distribution, model: keras.Model) -> None:
 
 def awaits_variables(model: keras.Layer, *args: object, **kwargs: object) -> Distribution | None:
     """Condition of the hooks on calls that build a model: where it has left its scope, the distribution of that."""
-    if model not in _made_under or model.built or current_distribution() is not None:
+    # asked in each call of a layer; one without `super().__init__()` has no `built`, and Keras says so
+    if getattr(model, "built", True) or current_distribution() is not None:
         return None
-    return _made_under[model]
+    return _made_under.get(model)
 
 
 def laid(model: keras.Model) -> None:
