@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -120,18 +119,8 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         result,
         warnings=warn.warnings(step, distribution, model, plan, placed),
         suggested_rules=suggest.paired_rules(step),
-        rules=_own_rules(distribution),
+        rules=suggest.own_rules(distribution),
     )
-
-
-def _own_rules(distribution: FlowDistribution) -> dict[str, dict[str, int]]:
-    """The rules of a distribution; without those that are wrong, which `check` raises."""
-    names, found = distribution.placement.axis_names, {}
-    for pattern, spec in distribution.rules.patterns():
-        with suppress(FlowError):
-            parts = zip(names, sbp.nd_sbp(spec, names), strict=True)
-            found[pattern] = {axis: part.dim for axis, part in parts if isinstance(part, sbp.Split)}
-    return found
 
 
 def check_rows(batch_size: int) -> None:

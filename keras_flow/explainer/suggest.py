@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from keras_flow import sbp
+from keras_flow.errors import FlowError
 from keras_flow.explainer.pairs import chains, model_axes, unpaired
 from keras_flow.explainer.step_cost import StepCost
 
 if TYPE_CHECKING:
     import keras
+
+    from keras_flow.distributions.distribution import FlowDistribution
+
+
+def own_rules(distribution: FlowDistribution) -> dict[str, dict[str, int]]:
+    """The rules of a distribution; without those that are wrong, which `check` raises."""
+    names, found = distribution.placement.axis_names, {}
+    for pattern, spec in distribution.rules.patterns():
+        with suppress(FlowError):
+            parts = zip(names, sbp.nd_sbp(spec, names), strict=True)
+            found[pattern] = {axis: part.dim for axis, part in parts if isinstance(part, sbp.Split)}
+    return found
 
 
 def paired_rules(step: StepCost) -> dict[str, dict[str, int]]:
