@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from keras_flow import __version__, settings
 from keras_flow.cli.boxing import boxing
@@ -34,8 +35,28 @@ def _other_names(name: str) -> str:
     return "redirect" if name == "redirect-stdout-and-stderr" else name
 
 
+class _FlagsWithoutType:
+    """Shows flags without `<bool>` in the help: a flag takes no value."""
+
+    def get_params(self, ctx: typer.Context) -> list[Any]:
+        parameters = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+
+class _Command(_FlagsWithoutType, TyperCommand):
+    pass
+
+
+class _Commands(_FlagsWithoutType, TyperGroup):
+    pass
+
+
 app = typer.Typer(
     name="keras-flow",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -57,7 +78,7 @@ def _add(command: Callable[..., None], **settings: Any) -> None:
             # as a shell says it of a program that was interrupted: 128 + SIGINT
             raise typer.Exit(130) from None
 
-    app.command(help=text, **settings)(told)
+    app.command(help=text, cls=_Command, **settings)(told)
 
 
 def _show_version(asked: bool) -> None:

@@ -173,7 +173,7 @@ def _last_words(job: CompareJob, action: str) -> str:
     if not written:
         return f"{job.backend}: {'starting' if action == 'train' else 'all weights, evaluated'}"
     event = json.loads(written[-1] + "}")
-    return f"{job.backend} {event['layout']}: step {event['step']} of {event['steps']}, loss {event['loss']:.4f}"
+    return f"{job.backend} {event['layout']}: step {event['step']} of {event['steps']}, its loss {event['loss']:.4f}"
 
 
 def _follow(job: CompareJob, tasks: dict[str, TaskID], progress: Progress) -> None:
@@ -190,7 +190,7 @@ def _follow(job: CompareJob, tasks: dict[str, TaskID], progress: Progress) -> No
     for layout, event in last.items():
         if layout not in tasks:
             tasks[layout] = progress.add_task(f"{job.backend}: {layout}", total=event["steps"], note="")
-        progress.update(tasks[layout], completed=event["step"], note=f"loss {event['loss']:.4f}")
+        progress.update(tasks[layout], completed=event["step"], note=f"loss of this step {event['loss']:.4f}")
 
 
 def judge(options: CompareOptions, jobs: list[CompareJob], folder: Path, skipped: dict[str, str]) -> Comparison:

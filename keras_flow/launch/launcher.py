@@ -95,6 +95,8 @@ def _run(job: Job, folder: JobFolder, nodes: Nodes, interrupts: Interrupts, atte
                 interrupts.check()
                 env = environment.of_process(job, folder, local, port, attempt, token)
                 ranks.start(job.first + local, job.command, env, _shown(job, local, attempt))
+            if attempt == 0:
+                _tell_start(job)
             try:
                 _watch(job, folder, ranks, interrupts, nodes)
             except (KeyboardInterrupt, SystemExit) as asked:
@@ -120,6 +122,15 @@ def _run(job: Job, folder: JobFolder, nodes: Nodes, interrupts: Interrupts, atte
             if process.rank == error.rank:
                 process.output.tell_left_out()  # it is ended, and its output is read to its end
         raise
+
+
+def _tell_start(job: Job) -> None:
+    """Say in a terminal that processes start: until an engine is loaded, which takes seconds, they print nothing."""
+    if job.processes == 1 or not sys.stderr.isatty():
+        return
+    every = job.show_all or job.tee
+    follows = "" if job.first or (job.logs and not every) else f"; the output of {job.word} 0 follows"
+    print(f"keras-flow: {job.processes} processes start{'' if every else follows}", file=sys.stderr)
 
 
 def _shown(job: Job, local: int, attempt: int) -> Shown:

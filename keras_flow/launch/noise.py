@@ -51,12 +51,18 @@ _KNOWN = re.compile(
             r"To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags\.$",
             r"/job:\w+/replica:\d+/task:\d+$",  # what follows on "Example stragglers:"
             r"\t ?\[\[\{\{node \w+\}\}\]\]$",  # the second line of the rendezvous that aborts
+            # kf.DistributedDataParallel looks for unused weights unless it is told not to
+            r"(?:\[rank\d+\]:)?\[W\d+ \d\d:\d\d:\d\d\.\d+ reducer\.cpp:\d+\] Warning: "
+            r"find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters",
             r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+$",
         )
     )
 )
 #: beginnings of an unfinished line that may become a known one; of others the beginning is shown at once
-_MAY_BE = re.compile(r"[IWE]\d{4} |/job:|WARNING: All log|To enable the foll|\t ?\[\[|\[Gloo\]|\d{4}-\d\d-\d\d ")
+_MAY_BE = re.compile(
+    r"[IWE]\d{4} |/job:|WARNING: All log|To enable the foll|\t ?\[\[|\[Gloo\]|\[rank\d+\]:\[W|\[W\d{4} |"
+    r"\d{4}-\d\d-\d\d "
+)
 
 
 def is_known(line: str) -> bool:
