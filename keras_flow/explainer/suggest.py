@@ -53,11 +53,11 @@ def paired_rules(step: StepCost) -> dict[str, dict[str, int]]:
                 continue
             done |= {id(first), id(second)}
             # split by columns, then by rows (Megatron): one sum after the second instead of gathers at each
-            _rule(rules, first, {axis: 1}, {axis: 0})
-            _rule(rules, second, {axis: 0}, {})
+            _rule(rules, step, axis, first, kernel=1, bias=0)
+            _rule(rules, step, axis, second, kernel=0)
         for key, layer in blamed.items():
             if key not in done:
-                _rule(rules, layer, {}, {})
+                _rule(rules, step, axis, layer)
     return rules
 
 
@@ -65,7 +65,17 @@ def _is_pair(step: StepCost, axis: str, first: keras.layers.Dense, second: keras
     return (step.variable(first.kernel).get(axis), step.variable(second.kernel).get(axis)) == (1, 0)
 
 
-def _rule(rules: dict[str, dict[str, int]], layer: Any, kernel: dict[str, int], bias: dict[str, int]) -> None:
-    rules[layer.kernel.path] = kernel
-    if layer.bias is not None:
-        rules[layer.bias.path] = bias
+def _rule(
+    rules: dict[str, dict[str, int]],
+    step: StepCost,
+    axis: str,
+    layer: Any,
+    kernel: int | None = None,
+    bias: int | None = None,
+) -> None:
+    """Set how a layer's weights are split over one axis; over the others they stay as they are."""
+    for variable, dim in ((layer.kernel, kernel), (layer.bias, bias)):
+        if variable is not None:
+            splits = rules.get(variable.path, step.variable(variable))
+            others = {other: part for other, part in splits.items() if other != axis}
+            rules[variable.path] = others if dim is None else {**others, axis: dim}

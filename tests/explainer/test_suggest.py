@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import keras_flow as kf
 from tests.explainer.small import COLUMN, ROW, dense, explained, kinds, spelled
 
 pytestmark = pytest.mark.usefixtures("described")
@@ -44,3 +45,15 @@ def test_a_good_pair_stays() -> None:
     assert kinds(explanation) == ["unpaired"]
     assert not {"m/d0/kernel", "m/d1/kernel"} & set(explanation.suggested_rules)
     assert kinds(explained(lambda: dense(128, 64, 64), _cured_by(explanation, rules))) == []
+
+
+def test_a_split_over_another_axis_stays() -> None:
+    square = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    rules = {"kernel": {"data": kf.sbp.split(1), **ROW}}
+    explanation = explained(lambda: dense(64, 128, 64), rules, placement=square)
+    assert "unpaired" in kinds(explanation)
+    suggested = explanation.suggested_rules
+    assert suggested
+    assert all(splits["data"] == 1 for path, splits in suggested.items() if path.endswith("kernel"))
+    cured = explained(lambda: dense(64, 128, 64), _cured_by(explanation, rules), placement=square)
+    assert "unpaired" not in kinds(cured)
