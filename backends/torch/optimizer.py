@@ -17,7 +17,7 @@ from keras_flow.backends.torch.slot_parts import Scatter, SlotPart
 from keras_flow.backends.torch.step import current_step, implicit_replication
 from keras_flow.backends.torch.variables import from_logical, holding
 from keras_flow.current import keras_places
-from keras_flow.current.distribution import Distribution, active
+from keras_flow.current.distribution import Distribution, active, applied
 from keras_flow.current.keras_places import engine_core as core
 from keras_flow.current.variable_layout import keras_layout
 
@@ -122,11 +122,15 @@ def _no_stateless_scope() -> Iterator[None]:
 
 
 def updates_by_element(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> Distribution | None:
-    """Condition of the hook on `_backend_update_step`: the active distribution.
+    """Condition of the hook on `_backend_update_step`: the distribution of the step, a pipeline's too.
 
-    None where the update is not one of Keras's own, all of which work element by element.
+    None where the update is not one of Keras's own, all of which work element by element; and with one rank.
     """
-    return active() if _module_of(optimizer).startswith(keras_places.find("keras:torch_optimizers").__name__) else None
+    distribution = applied()
+    if distribution is None or distribution.has_one_rank:
+        return None
+    is_own = _module_of(optimizer).startswith(keras_places.find("keras:torch_optimizers").__name__)
+    return distribution if is_own else None
 
 
 def _module_of(optimizer: keras.optimizers.Optimizer) -> str:

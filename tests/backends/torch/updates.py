@@ -90,3 +90,25 @@ def adam_by_the_fused_kernel_is_kerass_formula() -> None:
         assert not any(counted)
     finally:
         fused_adam.update = original
+
+
+@check
+def a_pipeline_updates_by_the_fused_kernel() -> None:
+    """Its steps run without an active distribution, and its weights are plain tensors of one rank."""
+    import keras
+
+    import keras_flow as kf
+    from keras_flow.backends.torch import fused_adam
+
+    counted: list[bool] = []
+    original = fused_adam.update
+    fused_adam.update = lambda *args: counted.append(original(*args)) or counted[-1]  # type: ignore[func-returns-value]
+    try:
+        ranks = kf.Placement(range(4), axis_names=("pipe",))
+        with kf.PipelineParallel(ranks, microbatches=4).scope():
+            model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(4))])
+            model.compile("adam", "mse")
+        model.fit(np.ones((16, 4)), np.ones((16, 4)), batch_size=8, verbose=0)
+    finally:
+        fused_adam.update = original
+    assert counted == [True, True]
