@@ -84,7 +84,7 @@ class MeshVariable(dtensor.DVariable):
         return tf.gather_nd(self.value(), indices, name=name)
 
     def assign(self, value: object, *args: object, **kwargs: object) -> object:
-        """Set the value: outside of steps any tensor, each rank's part of which is cut on the host."""
+        """Set the value, in the variable's layout. Outside of steps each rank's part of it is cut on the host."""
         return super().assign(self._laid(value), *args, **kwargs)
 
     def assign_add(self, delta: object, *args: object, **kwargs: object) -> object:
@@ -95,11 +95,34 @@ class MeshVariable(dtensor.DVariable):
         """Subtract from the value; as `assign`."""
         return super().assign_sub(self._laid(delta), *args, **kwargs)
 
+    def scatter_update(self, sparse_delta: tf.IndexedSlices, *args: object, **kwargs: object) -> object:
+        """Set some rows of the value. Slices become dense, because DTensor cannot scatter into a split table.
+
+        Slices of one row should be equal: TensorFlow takes one of them, and here their mean is taken.
+        """
+        count = self._dense(tf.IndexedSlices(tf.ones_like(sparse_delta.values), sparse_delta.indices))
+        rows = tf.math.divide_no_nan(self._dense(sparse_delta), count)
+        return self.assign(tf.where(count > 0, rows, self.value()))
+
+    def scatter_add(self, sparse_delta: tf.IndexedSlices, *args: object, **kwargs: object) -> object:
+        """Add to some rows of the value."""
+        return self.assign_add(self._dense(sparse_delta))
+
+    def scatter_sub(self, sparse_delta: tf.IndexedSlices, *args: object, **kwargs: object) -> object:
+        """Subtract from some rows of the value."""
+        return self.assign_sub(self._dense(sparse_delta))
+
+    def _dense(self, slices: tf.IndexedSlices) -> tf.Tensor:
+        return tf.math.unsorted_segment_sum(slices.values, slices.indices, self.shape[0])
+
     def _laid(self, value: Any) -> object:
         if isinstance(value, dtensor.DVariable):
             value = value.read_value()
+        if in_step():
+            # DTensor may have computed it in another layout
+            return dtensor.relayout(tf.cast(value, self.dtype), self.layout)
         if not self.is_read_directly():
-            if not in_step() and not in_symbolic_scope() and _has_argument(value):
+            if not in_symbolic_scope() and _has_argument(value):
                 what = f"variable {self.name!r} is assigned a value computed from an argument of the function; it is"
                 raise FlowError(in_a_function(what))
             return value

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import keras
-import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
@@ -40,12 +39,6 @@ def distribution_by_dtensor(*args: object, **kwargs: object) -> Distribution | N
     """Condition of hooks on steps on a mesh: the active distribution, where it works by DTensor."""
     distribution = active()
     return distribution if distribution is not None and mirrored_strategy.works_by_dtensor(distribution) else None
-
-
-def updated_variable(optimizer: keras.Optimizer, variable: Target, value: object) -> dtensor.DVariable | None:
-    """Condition of hooks on assignments of optimizers: the variable, where it is on a mesh."""
-    target = _plain(variable)
-    return target if isinstance(target, dtensor.DVariable) else None
 
 
 @hook(
@@ -202,61 +195,5 @@ def backend_update_step(
             optimizer.update_step(gradient, variable, learning_rate)
 
 
-@hook(
-    "keras.Optimizer",
-    "assign",
-    "makes sparse gradients dense; DTensor cannot scatter into a split table",
-    when=updated_variable,
-)
-def assign(
-    target: dtensor.DVariable,
-    original: Callable[..., object],
-    optimizer: keras.Optimizer,
-    variable: Target,
-    value: tf.Tensor | np.ndarray,
-) -> None:
-    """Hook on `TFOptimizer.assign`: a sparse value becomes dense."""
-    target.assign(_laid(value, target))
-
-
-@hook(
-    "keras.Optimizer",
-    "assign_add",
-    "makes sparse gradients dense; DTensor cannot scatter into a split table",
-    when=updated_variable,
-)
-def assign_add(
-    target: dtensor.DVariable,
-    original: Callable[..., object],
-    optimizer: keras.Optimizer,
-    variable: Target,
-    value: tf.Tensor | np.ndarray,
-) -> None:
-    """Hook on `TFOptimizer.assign_add`: a sparse value becomes dense."""
-    target.assign_add(_laid(value, target))
-
-
-@hook(
-    "keras.Optimizer",
-    "assign_sub",
-    "makes sparse gradients dense; DTensor cannot scatter into a split table",
-    when=updated_variable,
-)
-def assign_sub(
-    target: dtensor.DVariable,
-    original: Callable[..., object],
-    optimizer: keras.Optimizer,
-    variable: Target,
-    value: tf.Tensor | np.ndarray,
-) -> None:
-    """Hook on `TFOptimizer.assign_sub`: a sparse value becomes dense."""
-    target.assign_sub(_laid(value, target))
-
-
 def _plain(variable: Target) -> tf.Variable:
     return variable._value if isinstance(variable, keras.Variable) else variable
-
-
-def _laid(value: tf.Tensor | np.ndarray, target: dtensor.DVariable) -> tf.Tensor:
-    value = tf.convert_to_tensor(tf.cast(value, target.dtype))  # IndexedSlices become dense
-    return dtensor.relayout(value, target.layout) if in_step() else value

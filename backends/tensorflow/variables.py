@@ -161,18 +161,16 @@ def assign(
     return value
 
 
-def layout_in_step(variable: keras.Variable, *args: object, **kwargs: object) -> dtensor.Layout | None:
-    """Condition of hooks on variables in a step: the layout in which one is used, where that is not its own."""
+def layout_of_use(variable: keras.Variable, *args: object, **kwargs: object) -> dtensor.Layout | None:
+    """Condition of the hook on variables in a step: the layout in which one is read, where that is not its own.
+
+    An optimizer computes in the variables' own layouts.
+    """
     placed = keras_layout(variable)
     value = getattr(variable, "_value", None)
-    if placed is None or value is None or not isinstance(value, dtensor.DVariable) or not in_step():
+    if placed is None or not isinstance(value, dtensor.DVariable) or not in_step() or updating.get():
         return None
     return gathered(value.layout, placed)
-
-
-def layout_of_use(variable: keras.Variable, *args: object, **kwargs: object) -> dtensor.Layout | None:
-    """Return the layout in which a variable is read; an optimizer computes in the variables' own layouts."""
-    return None if updating.get() else layout_in_step(variable)
 
 
 @hook(
@@ -189,19 +187,6 @@ def to_tensor(
     The gradient passes unchanged (`Optimizer.apply` gives it the variable's layout): an embedding's slices stay slices.
     """
     return relayout(original(variable, *args, **kwargs), whole, lambda upstream: upstream)
-
-
-@hook("keras.Variable", "_direct_assign", "a variable on a mesh is updated in its own layout", when=layout_in_step)
-def direct_assign(
-    _: object, original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray
-) -> object:
-    """Hook on `Variable._direct_assign` in a step: cut the value as the variable is."""
-    return original(variable, cut_as(variable._value, value))
-
-
-def cut_as(target: dtensor.DVariable, value: tf.Tensor | np.ndarray) -> tf.Tensor:
-    """A tensor of a step, in the layout of the variable that it will update."""
-    return dtensor.relayout(tf.cast(value, target.dtype), target.layout)
 
 
 def read_directly(x: object, *args: object, **kwargs: object) -> MeshVariable | None:

@@ -159,8 +159,9 @@ NAMES = {
         "aten Signature register": "torch has a registry of rules",
     },
     "optimizer": {
-        "Target described_key distribution_by_dtensor updated_variable add_variable_from_reference "
-        "distribution_of_update assign assign_add assign_sub": "Keras's optimizer on TensorFlow assigns by methods",
+        "Target described_key distribution_by_dtensor add_variable_from_reference distribution_of_update": (
+            "Keras's optimizer on TensorFlow updates by its strategy"
+        ),
         "variables_of_dtensors updates_by_element reduce watch": "gradients arrive as partial sums",
         "splits_further": "on JAX an update is a part of the step; XLA is told about its layouts with `zero=` alone",
         "backend_update_step": "XLA partitions the update of JAX as Keras has it",
@@ -219,9 +220,10 @@ NAMES = {
         "separate_copy lay_anew lies_elsewhere": "JAX ends the process where a step overwrites one array twice",
         "laid_by_another read_here": "JAX computes with no arrays of two meshes; the others read plain tensors",
         "from_rank": "of a pipeline's weight one rank alone has the value; elsewhere a process drives all ranks",
-        "initialize direct_assign": "Keras's JAX variable has layouts: `_value` is set as it is",
-        "to_host cut_as": "DTensors are packed of components",
-        "assigned_on_host layout_in_step to_tensor to_numpy to_array value_on_mesh": "DTensor variables raise instead",
+        "initialize": "Keras's JAX variable has layouts: `_value` is set as it is",
+        "direct_assign": "TensorFlow's variables are of a class of our own, and JAX has none",
+        "to_host": "DTensors are packed of components",
+        "assigned_on_host to_tensor to_numpy to_array value_on_mesh": "DTensor variables raise instead",
         "layout_of_use": "a weight that the rows' axis splits is gathered by hand for layers alone",
         "read_directly convert": "eagerly DTensor fails on much: one rank computes what is called outside of steps",
         "copied copy_while_writing": "what JAX's `read_whole` does too; torch reads blocks on demand",
