@@ -70,7 +70,38 @@ ONE_DEVICE = {
 }
 
 #: what is tested elsewhere than in the grid
-OLDER_WORLDS = """
+ELSEWHERE = """
+## Pipelines
+
+| feature | jax | tensorflow | torch |
+|---|---|---|---|
+| stages by number, by patterns, by `kf.scope.placement` | native | native | native |
+| several ranks for a stage, which share its rows | native | native | native |
+| several processes | native | native | native |
+| schedules `gpipe`, `1f1b`, `interleaved` | native | native | native |
+| schedules `zb1p`, `zbv`: the backward pass in two parts | native | the first part computes both, so nothing is gained | native |
+| `remat="stage"`, `"block"`, patterns | native | native | native |
+| stages that `rules` split themselves | native; one process | refused | native |
+| `zero=1` | refused | refused | native; refused with split stages |
+| `zero=2`, `zero=3` | refused | refused | refused |
+| BatchNormalization with `batch_normalization="microbatch"` | native; other numbers than one device's | as on jax | as on jax |
+| your own `train_step` or `call` | refused | refused | refused |
+
+Not in the grid: `tests/pipelines` compares 33 models and settings with one device. [Pipelines](pipelines.md) has the
+reasons.
+
+## Memory
+
+| feature | jax | tensorflow | torch |
+|---|---|---|---|
+| `zero=1`: slots split | native | native | native |
+| `zero=2`: gradients split | native; on CPUs gradients are whole before they are summed | as on jax | native |
+| `zero=3`: weights split | native; on CPUs gathered weights stay until the backward pass | native; not for transformers | native |
+| `remat=` | native; on CPUs nothing is gained | native | native |
+
+Not in the grid: `tests/parity/test_zero.py` compares the stages with one device. [Memory](memory.md) has what a rank
+holds.
+
 ## Programs of Horovod
 
 | feature | jax | tensorflow | torch |
@@ -224,7 +255,7 @@ Native: {", ".join(shares)}.
 ## Reasons
 
 {notes or "None."}
-{_mirrored_text(mirrored)}{OLDER_WORLDS}{refusals.section()}{_product_text(product)}{MADE}"""
+{_mirrored_text(mirrored)}{ELSEWHERE}{refusals.section()}{_product_text(product)}{MADE}"""
 
 
 def _mirrored_text(cells: Sequence[Cell]) -> str:

@@ -26,7 +26,7 @@ def test_page() -> None:
 
 def test_the_page_has_what_the_grid_does_not_run() -> None:
     page = Path(__file__).parents[2] / "docs" / "features.md"
-    assert support.OLDER_WORLDS in support.page([]) and support.OLDER_WORLDS in page.read_text()
+    assert support.ELSEWHERE in support.page([]) and support.ELSEWHERE in page.read_text()
 
 
 def test_what_one_device_computes_is_not_called_native() -> None:
