@@ -99,6 +99,12 @@ def launch(
         int | None,
         typer.Option(min=1, metavar="N", help="Workers beside the chief, which runs the script (with --servers)."),
     ] = None,
+    min_workers: Annotated[
+        int,
+        typer.Option(
+            "--min-workers", min=1, metavar="N", help="Workers without which the job ends; the others go on until then."
+        ),
+    ] = 1,
     all_output: Annotated[
         bool, typer.Option("--all-output", help="Show the output of every process, each line behind its rank.")
     ] = False,
@@ -151,11 +157,15 @@ def launch(
                 "keras-flow launch takes --servers and --workers together, for one host, and without --devices, "
                 "--nproc_per_node and --on. On several hosts set TF_CONFIG (docs/migrate/from_tf_distribute.md)."
             )
+        if min_workers > workers:
+            raise FlowError(f"--min-workers {min_workers} is more than --workers {workers}.")
         roles.refuse_engine()
         command = _command(script, arguments or [], module, no_python)
         with launcher.job_folder() as folder:
-            served.launch(command, servers, workers, stated_timeout(timeout), max_restarts, folder)
+            served.launch(command, servers, workers, stated_timeout(timeout), max_restarts, folder, min_workers)
         return
+    if min_workers > 1:
+        raise FlowError("--min-workers is of a job with --servers and --workers.")
     if late := _late_options(arguments or [], counts == (None, None, None)):
         raise FlowError(
             f"keras-flow launch: {late} stands behind {script}, so that the script is given it. Options of launch "

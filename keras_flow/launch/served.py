@@ -52,11 +52,17 @@ def run(
 
 
 def launch(
-    command: Sequence[str], servers: int, workers: int, timeout: float, restarts: int, folder: JobFolder
+    command: Sequence[str],
+    servers: int,
+    workers: int,
+    timeout: float,
+    restarts: int,
+    folder: JobFolder,
+    least: int = 1,
 ) -> None:
     """Run a program as the chief of servers and workers on this host, until it ends.
 
-    A worker that ends is started again, `restarts` times in all; without that the others go on.
+    A worker that ends is started again, `restarts` times in all; without that the others go on, if they are `least`.
 
     Args:
         command: the program and its arguments.
@@ -65,10 +71,11 @@ def launch(
         timeout: seconds without progress after which the chief gives up.
         restarts: how often workers are started again.
         folder: the job's private folder.
+        least: with fewer workers the job ends.
 
     Raises:
         RankError: the chief failed.
-        LaunchError: a server ended, and its variables with it, or no worker is left.
+        LaunchError: a server ended, and its variables with it, or too few workers are left.
     """
     names = ["chief", *(f"worker {n}" for n in range(workers)), *(f"parameter server {n}" for n in range(servers))]
     ports = list(dict.fromkeys(free_port() for _ in range(4 * len(names))))[: len(names)]
@@ -110,8 +117,11 @@ def launch(
                 if restarts:
                     restarts -= 1
                     start(number)
-                if len([each for each in now if 0 < each <= workers]) == 0:
-                    raise LaunchError(f"{names[number]} failed: {how}, and it was the last one{process.output.kept()}")
+                left = len([each for each in now if 0 < each <= workers])
+                if left < least:
+                    are_left = f"of {workers} workers {left} {'is' if left == 1 else 'are'} left, --min-workers {least}"
+                    why = "it was the last one" if least == 1 else are_left
+                    raise LaunchError(f"{names[number]} failed: {how}, and {why}{process.output.kept()}")
                 does = "started again" if number in now else "the others go on"
                 print(f"keras-flow: {names[number]} failed: {how}; {does}", file=sys.stderr)
             time.sleep(_LOOK_SECONDS)

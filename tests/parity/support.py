@@ -79,12 +79,12 @@ ELSEWHERE = """
 | several ranks for a stage, which share its rows | native | native | native |
 | several processes | native | native | native |
 | schedules `gpipe`, `1f1b`, `interleaved` | native | native | native |
-| schedules `zb1p`, `zbv`: the backward pass in two parts | native | the first part computes both, so nothing is gained | native |
+| schedules `zb1p`, `zbv`: the backward pass in two parts | native | all in the first part: no gain | native |
 | `remat="stage"`, `"block"`, patterns | native | native | native |
 | stages that `rules` split themselves | native; one process | refused | native |
 | `zero=1` | refused | refused | native; refused with split stages |
 | `zero=2`, `zero=3` | refused | refused | refused |
-| BatchNormalization with `batch_normalization="microbatch"` | native; other numbers than one device's | as on jax | as on jax |
+| BatchNormalization with `batch_normalization="microbatch"` | other numbers than one device's | as on jax | as on jax |
 | your own `train_step` or `call` | refused | refused | refused |
 
 Not in the grid: `tests/pipelines` compares 33 models and settings with one device. [Pipelines](pipelines.md) has the
@@ -95,8 +95,8 @@ reasons.
 | feature | jax | tensorflow | torch |
 |---|---|---|---|
 | `zero=1`: slots split | native | native | native |
-| `zero=2`: gradients split | native; on CPUs gradients are whole before they are summed | as on jax | native |
-| `zero=3`: weights split | native; on CPUs gathered weights stay until the backward pass | native; not for transformers | native |
+| `zero=2`: gradients split | native; on CPUs whole until they are summed | as on jax | native |
+| `zero=3`: weights split | native; on CPUs they stay gathered in a step | native; not for transformers | native |
 | `remat=` | native; on CPUs nothing is gained | native | native |
 
 Not in the grid: `tests/parity/test_zero.py` compares the stages with one device. [Memory](memory.md) has what a rank

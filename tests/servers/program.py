@@ -6,6 +6,9 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -187,6 +190,30 @@ def lost_worker() -> dict[str, Any]:
     }
 
 
+def workers_lost_at_any_moment() -> dict[str, Any]:
+    """async: a worker is killed at 20 moments, and started again; every batch is applied once."""
+    left = list(np.random.default_rng(int(os.environ["SEED"])).uniform(0.05, 1.5, size=20))
+    over = threading.Event()
+
+    def kill_all() -> None:
+        while left:
+            time.sleep(left.pop())
+            kill("worker", len(left) % 2)
+        over.set()
+
+    distribution = kf.ParameterServer("async", staleness=2)
+    with distribution.scope():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(1e-4), "mse")
+    batches = 0
+    threading.Thread(target=kill_all, daemon=True).start()
+    while not over.is_set():
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+        batches += 5
+    counted = distribution.statistics
+    return {"batches": batches, "updates": counted.updates, "iterations": int(model.optimizer.iterations.numpy())}
+
+
 def lost_worker_sync() -> dict[str, Any]:
     """sync: a worker is killed, and the numbers stay those of one device."""
     distribution = kf.ParameterServer("sync")
@@ -209,6 +236,16 @@ def lost_server() -> dict[str, Any]:
     """A server is killed."""
     trained(kf.ParameterServer("sync"), _sgd, Killing("ps", 4))
     return {}
+
+
+def lost_server_and_a_checkpoint() -> dict[str, Any]:
+    """A server is killed in the second epoch; a second job goes on, and ends as one device does."""
+    folder = Path(sys.argv[2]) / "checkpoints"
+    is_first = not folder.exists()
+    callbacks = [kf.callbacks.Checkpoint(folder, save_freq=2), *([Killing("ps", 8)] if is_first else [])]
+    served = trained(kf.ParameterServer("sync"), _sgd, *callbacks)
+    one = trained(kf.DataParallel(kf.Placement([0])), _sgd)
+    return {"off": off(one, served), "iterations": int(served["model"].optimizer.iterations.numpy())}
 
 
 if __name__ == "__main__":

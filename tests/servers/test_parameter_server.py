@@ -110,6 +110,21 @@ def test_a_lost_worker_that_is_started_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
+def test_workers_that_are_lost_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEED", "1")
+    found = _found(_run("workers_lost_at_any_moment", tmp_path, "--max_restarts", "20"))
+    assert found["updates"] == found["iterations"] == found["batches"]
+
+
+@pytest.mark.full
+def test_too_few_workers_end_the_job(tmp_path: Path) -> None:
+    result = _run("lost_worker", tmp_path, "--min-workers", "2")
+    assert result.returncode == 1
+    assert "worker 1 failed: killed by SIGKILL, and of 2 workers 1 is left, --min-workers 2" in result.stderr
+
+
+@pytest.mark.full
 def test_a_lost_worker_keeps_the_numbers(tmp_path: Path) -> None:
     assert _found(_run("lost_worker_sync", tmp_path))["off"] < 1e-5
 
@@ -126,6 +141,14 @@ def test_a_lost_server_ends_the_job(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "parameter server 1 failed: killed by SIGKILL. The variables that it held are lost" in result.stderr
     assert "kf.callbacks.Checkpoint" in result.stderr
+
+
+@pytest.mark.full
+def test_after_a_lost_server_a_job_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    assert _run("lost_server_and_a_checkpoint", tmp_path).returncode == 1
+    found = _found(_run("lost_server_and_a_checkpoint", tmp_path))
+    assert found["off"] < 1e-5
+    assert found["iterations"] == 15
 
 
 @pytest.mark.full
