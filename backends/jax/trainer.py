@@ -78,9 +78,10 @@ def jit(
 @hook(
     "keras.Model",
     "_get_jax_state",
-    "JAX ends the process where a step is given a buffer twice, as after a fit with EMA",
+    "JAX ends the process where a step is given a buffer twice, as after a fit with EMA; an error in evaluate or "
+    "predict loses the weights, which Keras takes off the variables while a loop runs",
 )
-def separate_state(
+def step_state(
     _: object, original: Callable[..., tuple[list[jax.Array], ...]], model: keras.Model, **which: bool
 ) -> tuple[list[jax.Array], ...]:
     """Hook on `JAXTrainer._get_jax_state`: no two variables of a step's state are one array.
@@ -88,7 +89,18 @@ def separate_state(
     Steps donate their state. JAX ends the process where several devices are given a buffer twice
     (`docs/engine-bugs.md`). A `fit` with EMA leaves such a state: it assigns the averages to the weights, which takes
     no copy.
+
+    What Keras takes off the variables is remembered for `recover`.
     """
+    if which.get("purge_model_variables"):
+        groups = {
+            "trainable_variables": lambda: model.trainable_variables,
+            "non_trainable_variables": lambda: model.non_trainable_variables,
+            "optimizer_variables": lambda: model.optimizer.variables,
+            "metrics_variables": lambda: model.metrics_variables,
+        }
+        # references, no copies: a step that donates its inputs deletes them, and then the new state is used
+        _purged[model] = [(v, v._value) for name, get in groups.items() if which.get(name) for v in get()]
     state, seen = original(model, **which), set()
     for group in state:
         for place, value in enumerate(group):
@@ -96,24 +108,6 @@ def separate_state(
                 group[place] = variables.separate_copy(value, value.sharding)
             seen.add(id(value))
     return state
-
-
-@hook(
-    "keras.Model",
-    "_purge_model_variables",
-    "keeps hold of the weights while a loop runs; without it an error in evaluate or predict loses them",
-)
-def purge_model_variables(_: object, original: Callable[..., None], model: keras.Model, **which: bool) -> None:
-    """Hook on `JAXTrainer._purge_model_variables`: remember what Keras takes off the variables, for `recover`."""
-    groups = {
-        "trainable_variables": lambda: model.trainable_variables,
-        "non_trainable_variables": lambda: model.non_trainable_variables,
-        "optimizer_variables": lambda: model.optimizer.variables,
-        "metrics_variables": lambda: model.metrics_variables,
-    }
-    # references, no copies: a step that donates its inputs deletes them, and then the new state is used
-    _purged[model] = [(v, v._value) for name, get in groups.items() if which.get(name) for v in get()]
-    original(model, **which)
 
 
 @hook("keras.Model", "predict_on_batch", "the batch would be computed whole on every device")

@@ -194,8 +194,8 @@ NAMES = {
         "updated_on_mesh slice_update": "a cache of JAX has the layout that XLA gives it",
     },
     "trainer": {
-        "jit purge_model_variables predict_on_batch": "Keras's stock trainer does the rest on JAX",
-        "separate_state": "JAX ends the process where a step overwrites one array twice",
+        "jit predict_on_batch": "Keras's stock trainer does the rest on JAX",
+        "step_state": "JAX ends the process where a step overwrites one array twice",
         "make_function": "JAX jits Keras's own step function",
         "LoopSource": "an iterator of tf.data has threads, which end with it",
         "Steps in_turn functions_by_dtensor make_predict_function build build_for_prediction compile": (
