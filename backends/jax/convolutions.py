@@ -18,7 +18,7 @@ of windows that overlap is wrong there.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,9 +32,14 @@ from keras_flow.current.dry_run import is_dry_run
 from keras_flow.current.keras_places import standardize_data_format
 
 
-def distribution_of_step(inputs: object, *args: object, **kwargs: object) -> Distribution | None:
-    """Condition of hooks on operations of a step: the distribution for which it is traced."""
-    return active() if isinstance(inputs, Tracer) and not is_dry_run() else None
+def distribution_of_step(inputs: object = None, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on operations of a step: the distribution for which it is traced.
+
+    None inside a rank's own program (`jax.shard_map`), where nothing is left to the partitioner.
+    """
+    if not isinstance(inputs, Tracer) or is_dry_run() or jax.sharding.get_abstract_mesh().manual_axes:
+        return None
+    return active()
 
 
 @hook(
@@ -104,35 +109,45 @@ def convolve_transposed(
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
     # the window's dims; the last two are channels, which may stay split
     weights = whole_on(weights, range(weights.ndim - 2), distribution.placement)
-    return pool(distribution, original, inputs, weights, *args, **kwargs)
+    arguments = inspect.signature(original).bind(inputs, weights, *args, **kwargs).arguments
+    last = standardize_data_format(arguments.get("data_format")) == "channels_last"
+    positions = range(1, inputs.ndim - 1) if last else range(2, inputs.ndim)
+    outputs = original(whole_on(inputs, positions, distribution.placement), weights, *args, **kwargs)
+    return whole_on(outputs, positions, distribution.placement)
 
 
 @hook(
-    "keras:nn",
-    ("max_pool", "average_pool", "adaptive_max_pool", "adaptive_average_pool"),
+    "jax.lax",
+    "reduce_window",
     "XLA has wrong gradients of windows that overlap, on positions that are split",
     when=distribution_of_step,
 )
 def pool(
-    distribution: Distribution, original: Callable[..., jax.Array], inputs: jax.Array, *args: Any, **kwargs: Any
+    distribution: Distribution,
+    original: Callable[..., jax.Array],
+    operand: jax.Array,
+    init_value: object,
+    computation: object,
+    window_dimensions: Sequence[int],
+    *args: Any,
+    **kwargs: Any,
 ) -> jax.Array:
-    """Hook on `max_pool`, `average_pool` and the adaptive ones: positions are not split.
-
-    Rows and channels of inputs and output may be.
+    """Hook on `jax.lax.reduce_window`, of which all poolings of Keras are made: dims with windows are not split.
 
     Args:
         distribution: the one for which the step is traced.
-        original: Keras's function.
-        inputs: tensor [rows, *positions, channels], or with the channels second.
-        args: the other arguments of the function.
+        original: JAX's function.
+        operand: tensor of any shape.
+        init_value: what an empty window gives.
+        computation: which two elements become one.
+        window_dimensions: lengths of a window, 1 for rows and channels.
+        args: strides and padding.
         kwargs: the same by name.
     """
-    arguments = inspect.signature(original).bind(inputs, *args, **kwargs).arguments
-    last = standardize_data_format(arguments.get("data_format")) == "channels_last"
-    # [rows, *positions, channels] or [rows, channels, *positions]
-    positions = range(1, inputs.ndim - 1) if last else range(2, inputs.ndim)
-    outputs = original(whole_on(inputs, positions, distribution.placement), *args, **kwargs)
-    return whole_on(outputs, positions, distribution.placement)
+    windows = [dim for dim, length in enumerate(window_dimensions) if length > 1]
+    operand = whole_on(operand, windows, distribution.placement)
+    outputs = original(operand, init_value, computation, window_dimensions, *args, **kwargs)
+    return whole_on(outputs, windows, distribution.placement)
 
 
 def _has_groups(

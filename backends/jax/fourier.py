@@ -82,17 +82,12 @@ def associative_scan(
     return jax.tree.map(unsplit, original(f, jax.tree.map(unsplit, elems), reverse=reverse, axis=axis))
 
 
-def distribution_of_transform(x: object, *args: object, **kwargs: object) -> Distribution | None:
-    """Condition of the hook on `jax.lax.fft`: not inside a rank's own program, where the gradient of a transform is."""
-    return None if jax.sharding.get_abstract_mesh().manual_axes else distribution_of_step(x)
-
-
 # all of jax.numpy.fft and jax.scipy.signal call it by this module, not as jax.lax.fft
 @hook(
     "jax._src.lax.fft",
     "fft",
     "XLA's FFT on CPUs fails on an operand of another order in memory, which partitioning may give it",
-    when=distribution_of_transform,
+    when=distribution_of_step,
     also=("jax.lax:fft",),
 )
 def transform(

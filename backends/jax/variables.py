@@ -208,7 +208,7 @@ def of_several_processes(*args: object, **kwargs: object) -> bool | None:
 
 
 @hook(
-    "keras:AnyVariable",
+    "keras.Variable",
     "__array__",
     "numpy(), get_weights and saving of variables of which other processes have parts: JAX raises",
     when=of_several_processes,
