@@ -36,6 +36,15 @@ PRIVATE_WRITERS = re.compile(r"saving_lib\._?save_|save_model_to_hdf5|h5py\.File
 PUBLIC_WRITERS = re.compile(r"\.save\(|\.save_weights\(|saving_api\.save|\.export\(")
 
 
+def name_of(item: pytest.Item) -> str:
+    """Return a test's name, the same in each process: scikit-learn's checks print the address of a function in theirs.
+
+    Args:
+        item: the test, as pytest collects it.
+    """
+    return re.sub(r"0x[0-9a-f]+", "0x", item.nodeid)
+
+
 class Recorder:
     """A plugin of pytest: each test runs in the layout's scope, and its outcome is written down.
 
@@ -65,7 +74,9 @@ class Recorder:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out what has an outcome, of a session before that was ended."""
         items[:] = [
-            item for item in items if item.nodeid not in self.done and (self.only is None or item.nodeid in self.only)
+            item
+            for item in items
+            if name_of(item) not in self.done and (self.only is None or name_of(item) in self.only)
         ]
 
     def pytest_sessionfinish(self) -> None:
@@ -76,10 +87,11 @@ class Recorder:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Say which test begins, so that one that ends the process is known."""
-        self.begin_together(item.nodeid)
+        name = name_of(item)
+        self.begin_together(name)
         # data that a test makes before the scope are the same on all processes
-        np.random.seed(zlib.crc32(item.nodeid.encode()))
-        self._write({"begins": item.nodeid})
+        np.random.seed(zlib.crc32(name.encode()))
+        self._write({"begins": name})
         self.begun = time.monotonic()
         yield
         if self.layout != "1" and "_reset_context()" in inspect.getsource(item.function):  # type: ignore[attr-defined]
@@ -103,7 +115,7 @@ class Recorder:
             self.end_together(error)
             self._write(
                 {
-                    "test": item.nodeid,
+                    "test": name_of(item),
                     "outcome": report.outcome,
                     "error": f"{type(error).__name__}: {error}"[:1500] if error is not None else "",
                     "trace": "".join(traceback.format_exception(error))[-3000:] if error is not None else "",

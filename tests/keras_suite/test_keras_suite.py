@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import sampling
-from tests.keras_suite import refusals, runner
+from tests.keras_suite import refusals, runner, session
 
 #: layouts of each engine; torch has a process for each rank
 LAYOUTS = {"jax": ("dp4", "2x2"), "tensorflow": ("dp4", "2x2"), "torch": ("dp2", "1x2")}
@@ -53,6 +54,30 @@ def test_what_is_worse_in_a_scope() -> None:
     within = [{**failed, "test": "a", "layout": "dp4"}, {**failed, "layout": "dp4"}]
     assert [line["test"] for line in runner.compared([*alone, *within])["dp4"]] == ["a"]
     assert runner.compared([*alone, {**passed, "layout": "dp4"}])["dp4"] == []
+
+
+def test_a_failure_that_was_not_run_alone_is_not_hidden() -> None:
+    failed = {"layout": "dp4", "test": "b", "outcome": "failed", "error": "E", "is_refusal": False}
+    alone = {**failed, "layout": "1", "test": "a"}
+    assert runner.compared([alone, failed])["dp4"] == [failed]
+    assert runner.compared([alone, {**failed, "outcome": "skipped"}])["dp4"] == []
+
+
+def test_a_test_has_one_name_in_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """scikit-learn's checks print the address of a function, another one in each process."""
+    program = "import pytest\n@pytest.mark.parametrize('x', [1], ids=['f at {}'])\ndef test(x): pass\n"
+    names = []
+    for each, address in enumerate(("0x7fd141ddd760", "0x7f00aa0bb1c0")):
+        monkeypatch.delitem(sys.modules, "test_addresses", raising=False)
+        folder = tmp_path / str(each)
+        folder.mkdir()
+        (folder / "test_addresses.py").write_text(program.replace("{}", address))
+        recorder = session.Recorder("1", folder / "out", set(), None)
+        options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(folder), "-c", os.devnull]
+        assert pytest.main([*options, "--import-mode=importlib", str(folder)], [recorder]) == 0
+        lines = [json.loads(line) for line in (folder / "out").read_text().splitlines()]
+        names.append([line["test"] for line in lines if "test" in line])
+    assert names[0] == names[1] != []
 
 
 def test_a_refusal_is_in_the_list_or_a_fault() -> None:
