@@ -127,30 +127,6 @@ def initialize(
 
 
 @hook(
-    "keras.Variable",
-    "_direct_assign",
-    "copy_ needs equal placements: `mixed torch.Tensor and DTensor`",
-    when=layout_over_ranks,
-)
-def direct_assign(_: object, original: Callable[..., None], variable: keras.Variable, value: object) -> None:
-    """Hook on `Variable._direct_assign`: `copy_` needs equal placements, and cannot mix DTensors with plain tensors."""
-    stored = variable._value
-    # the mirrored view has whole weights on every rank; a DTensor comes from a consistent step
-    if not isinstance(stored, DTensor):
-        original(variable, to_logical(value))
-        return
-    with torch.no_grad():
-        # each rank has the logical value and cuts its own piece, without communication
-        if not isinstance(value, DTensor):
-            tensor = core.convert_to_tensor(value).to(stored.dtype).expand(stored.shape)
-            stored.to_local().copy_(tensor[layouts.local_slices(stored.shape, stored.device_mesh, stored.placements)])
-            return
-        if value.placements != stored.placements:
-            value = value.redistribute(stored.device_mesh, stored.placements)
-        stored.copy_(value)
-
-
-@hook(
     "keras.Layer",
     "_track_variables",
     "explain of a model that is only described: handing variables to torch's modules would make their values",
@@ -160,27 +136,46 @@ def _not_tracked(*args: object, **kwargs: object) -> None:
     """Hook on `Layer._track_variables`: the call is left out."""
 
 
-def assigned_from_file(variable: keras.Variable, value: object) -> DTensor | None:
-    """Condition of the hook on `Variable.assign`: the split value of a variable that gets one mapped from a file."""
-    stored = variable._value
-    is_read = isinstance(stored, DTensor) and weights_files.is_mapped(value)
-    return stored if is_read and tuple(value.shape) == tuple(stored.shape) else None  # type: ignore[attr-defined]
+def assigned_over_ranks(variable: keras.Variable, *args: object, **kwargs: object) -> KerasLayout | None:
+    """Condition of the hook on `Variable.assign`: the layout, where the variable itself gets the value."""
+    return None if keras_places.in_stateless_scope() else layout_over_ranks(variable)
 
 
 @hook(
     "keras.Variable",
     "assign",
-    "a rank reads its own part of a weight from the file; Keras makes a whole tensor first",
-    when=assigned_from_file,
+    "copy_ needs equal placements (`mixed torch.Tensor and DTensor`); of a weight in a file a rank reads its own part, "
+    "and Keras makes a whole tensor first",
+    when=assigned_over_ranks,
 )
-def assign(stored: DTensor, original: Callable[..., object], variable: keras.Variable, value: np.memmap) -> object:
-    """Hook on `Variable.assign`: read this rank's part of a value in a file, block by block."""
+def assign(_: KerasLayout, original: Callable[..., object], variable: keras.Variable, value: object) -> object:
+    """Hook on `Variable.assign`: each rank cuts its own piece of a logical value, without communication."""
+    stored = variable._value
+    if isinstance(stored, DTensor) and weights_files.is_mapped(value) and tuple(value.shape) == tuple(stored.shape):  # type: ignore[attr-defined]
+        _assign_from_file(stored, value)  # type: ignore[arg-type]
+        return stored
+    tensor: torch.Tensor = core.convert_to_tensor(value, dtype=variable._dtype)
+    # the mirrored view has whole weights on every rank; a DTensor comes from a consistent step
+    if not isinstance(stored, DTensor) or tensor.shape != stored.shape:
+        return original(variable, to_logical(tensor))  # a wrong shape is Keras's own error
+    with torch.no_grad():
+        if not isinstance(tensor, DTensor):
+            own = layouts.local_slices(stored.shape, stored.device_mesh, stored.placements)
+            stored.to_local().copy_(tensor[own])
+        elif tensor.placements == stored.placements:
+            stored.copy_(tensor)
+        else:
+            stored.copy_(tensor.redistribute(stored.device_mesh, stored.placements))
+    return tensor
+
+
+def _assign_from_file(stored: DTensor, value: np.memmap) -> None:
+    """Read this rank's part of a value in a file, block by block."""
     local = stored.to_local()
     index = layouts.local_slices(stored.shape, stored.device_mesh, stored.placements)
     with torch.no_grad():
         for rows, part in weights_files.blocks(value, index):
             local[rows].copy_(torch.from_numpy(part))
-    return stored
 
 
 def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:

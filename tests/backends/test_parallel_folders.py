@@ -221,13 +221,12 @@ NAMES = {
         "laid_by_another read_here": "JAX computes with no arrays of two meshes; the others read plain tensors",
         "from_rank": "of a pipeline's weight one rank alone has the value; elsewhere a process drives all ranks",
         "initialize": "Keras's JAX variable has layouts: `_value` is set as it is",
-        "direct_assign": "TensorFlow's variables are of a class of our own, and JAX has none",
         "to_host": "DTensors are packed of components",
         "assigned_on_host to_tensor to_numpy to_array value_on_mesh": "DTensor variables raise instead",
         "layout_of_use": "a weight that the rows' axis splits is gathered by hand for layers alone",
         "read_directly convert": "eagerly DTensor fails on much: one rank computes what is called outside of steps",
         "copied copy_while_writing": "what JAX's `read_whole` does too; torch reads blocks on demand",
-        "assigned_from_file as_view keep_plain whole holding": "a variable is a DTensor or a plain tensor by its view",
+        "assigned_over_ranks as_view keep_plain whole holding": "a variable is a DTensor or a plain tensor by its view",
     },
 }
 
