@@ -133,13 +133,13 @@ def make_function(
     return getattr(model, name)
 
 
-@hook("keras:EpochIterator", "__init__", "the first batches of each data source are compared across ranks")
-def new_source(_: object, original: Callable[..., object], iterator: Any, *args: object, **kwargs: object) -> object:
-    """Hook on `TorchEpochIterator.__init__`: a loop over new data begins."""
-    batches.refuse(args[0] if args else kwargs.get("x"))
-    result = original(iterator, *args, **kwargs)
-    batches.watch.restart(iterator.data_adapter.num_batches)
-    return result
+@hook("keras:adapters", "get_data_adapter", "the first batches of each data source are compared across ranks")
+def new_source(_: object, original: Callable[..., Any], x: object, *args: object, **kwargs: object) -> object:
+    """Hook on `get_data_adapter`: a loop over new data begins."""
+    batches.refuse(x)
+    adapter = original(x, *args, **kwargs)
+    batches.watch.restart(adapter.num_batches)
+    return adapter
 
 
 def retrack(model: keras.Layer) -> None:
