@@ -6,7 +6,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import keras
@@ -29,7 +28,7 @@ from keras_flow.backends import (
 )
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import Hook, always, declared, hook
-from keras_flow.current import dry_run, models, pausing
+from keras_flow.current import dry_run, loops, models, pausing
 from keras_flow.current.creator import creating
 from keras_flow.current.distribution import Distribution, active, as_under, holding
 from keras_flow.current.dry_run import is_dry_run
@@ -45,8 +44,6 @@ _STRING_LAYERS = ("StringLookup", "TextVectorization", "Hashing", "CategoryEncod
 _jit_of_a_file: WeakSet[keras.Model] = WeakSet()
 #: model -> the distribution that its layouts were last checked for
 _checked: WeakKeyDictionary[keras.Model, Distribution] = WeakKeyDictionary()
-#: the loops that are running, outer first: the model and the kind of its function
-_loops: ContextVar[tuple[tuple[keras.Model, str], ...]] = ContextVar("keras_flow_loops", default=())
 #: models whose state was compared between the processes
 _compared: WeakSet[keras.Model] = WeakSet()
 
@@ -117,46 +114,44 @@ def _entered(
     distribution.ensure_entered()
     if not model.built:
         distribution.build_for(model, given.get("x"))
-    outer = _loops.get()
+    outer = loops.running()
     if distribution.adopt(model, *filter(None, [given.get("callbacks")])):
         _make_again(model, outer)
     if models.is_built(model):
         _check(model, distribution)
     if name == "fit":
         args, kwargs = distribution.verified(model, original, args, kwargs)
-    token = _loops.set((*outer, (model, original.__name__)))
-    try:
-        if distribution.has_one_rank and model.built:
-            with _keras_alone(distribution):
-                return original(model, *args, **kwargs)
-        own_steps = distribution.own_steps(model)
-        if own_steps is not None:
-            with own_steps, holding(None), as_under(distribution):
-                return original(model, *args, **kwargs)
-        with distribution.uneven_notice.expecting(_batch_size(original, given)):
-            result = original(model, *args, **kwargs)
-        if original.__name__ == "fit":
-            _compare_state(model)
-        models.laid(model)
-        return result
-    except BaseException as error:
-        backend().recover(model)
-        _make_again(model, outer)
-        _raise_collected(model, distribution, error)
-        raise
-    finally:
-        _loops.reset(token)
+    with loops.within(loops.Loop(model, name, given)):
+        try:
+            if distribution.has_one_rank and model.built:
+                with _keras_alone(distribution):
+                    return original(model, *args, **kwargs)
+            own_steps = distribution.own_steps(model)
+            if own_steps is not None:
+                with own_steps, holding(None), as_under(distribution):
+                    return original(model, *args, **kwargs)
+            with distribution.uneven_notice.expecting(_batch_size(original, given)):
+                result = original(model, *args, **kwargs)
+            if name == "fit":
+                _compare_state(model)
+            models.laid(model)
+            return result
+        except BaseException as error:
+            backend().recover(model)
+            _make_again(model, outer)
+            _raise_collected(model, distribution, error)
+            raise
 
 
-def _make_again(model: keras.Model, loops: Sequence[tuple[keras.Model, str]]) -> None:
+def _make_again(model: keras.Model, outer: Sequence[loops.Loop]) -> None:
     """Make the functions again that the loops around this call run, where they were dropped with the old layouts.
 
     A callback may call `evaluate` within `fit`, and validation is such a call; Keras then goes on with the function
     that it made when the outer loop began.
     """
-    for running, name in loops:
-        if running is model and name in _FUNCTIONS:
-            getattr(model, f"make_{_FUNCTIONS[name]}_function")()
+    for loop in outer:
+        if loop.model is model and loop.name in _FUNCTIONS:
+            getattr(model, f"make_{_FUNCTIONS[loop.name]}_function")()
 
 
 def _compare_state(model: keras.Model) -> None:

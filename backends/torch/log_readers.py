@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as torch_distributed
 from keras import callbacks as keras_callbacks
-from keras import models
+from keras import models, tree
 
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.step import RunningStep, current_step
+from keras_flow.current import loops
 from keras_flow.current.keras_places import is_default
 from keras_flow.placements import Placement
 
@@ -76,44 +78,23 @@ class LogReaders:
             self._steps, self._reads, self._planned = 0, 0, now
 
 
-#: the loop whose next batch was announced
-_announced: list[keras.callbacks.CallbackList] = []
-
-
-@hook(
-    "keras.callbacks.CallbackList",
-    ("on_train_batch_begin", "on_test_batch_begin"),
-    "its callbacks say who reads the logs of the step that follows",
-)
-def announce(
-    _: object,
-    original: Callable[..., object],
-    callbacks: keras.callbacks.CallbackList,
-    *args: object,
-    **kwargs: object,
-) -> object:
-    """Hook on `CallbackList.on_train_batch_begin` and `on_test_batch_begin`: the next step is of this loop."""
-    original(callbacks, *args, **kwargs)
-    _announced[:] = [callbacks]
-
-
-def forget() -> None:
-    """After a loop was left by an error: its next batch does not come."""
-    _announced.clear()
+#: loop of a model, or the callbacks that `fit` shares with its validation -> who reads its logs, as the ranks agreed;
+#: None: each step's are read
+_agreed: WeakKeyDictionary[object, LogReaders | None] = WeakKeyDictionary()
 
 
 def of_next_step(model: keras.Model, placement: Placement) -> LogReaders | None:
     """Who reads the logs of the step that begins; None: whoever called it. A collective at a loop's first step."""
-    # a step of `train_on_batch` was not announced
-    callbacks = _announced.pop() if _announced else None
-    if callbacks is None or callbacks.model is not model:
+    loop = next(iter(loops.running()[-1:]), None)
+    # the logs of `train_on_batch` are returned
+    if loop is None or loop.model is not model or loop.name not in ("fit", "evaluate"):
         return None
-    known = getattr(callbacks, "_keras_flow_readers", None)
-    if known is None:
-        who = int(_largest(_who_reads(callbacks, model), placement))
-        known = () if who == _CALLBACK else (LogReaders(who, placement),)
-        callbacks._keras_flow_readers = known  # type: ignore[attr-defined]
-    return known[0] if known else None
+    callbacks = loop.given.get("callbacks")
+    of_all = callbacks if isinstance(callbacks, keras_callbacks.CallbackList) else loop
+    if of_all not in _agreed:
+        who = int(_largest(_who_reads(loop), placement))
+        _agreed[of_all] = None if who == _CALLBACK else LogReaders(who, placement)
+    return _agreed[of_all]
 
 
 def reading_later(*args: object, **kwargs: object) -> RunningStep | None:
@@ -136,10 +117,17 @@ def metrics_result(
     return step.readers.results(model, original)
 
 
-def _who_reads(callbacks: keras.callbacks.CallbackList, model: keras.Model) -> int:
-    if any(getattr(type(model), name) is not getattr(models.Model, name) for name in _STOCK):
+def _who_reads(loop: loops.Loop) -> int:
+    if any(getattr(type(loop.model), name) is not getattr(models.Model, name) for name in _STOCK):
         return _CALLBACK
-    return max((_reads(callback) for callback in callbacks.callbacks), default=_NOBODY)
+    callbacks: Any = loop.given.get("callbacks")
+    if isinstance(callbacks, keras_callbacks.CallbackList):
+        return max(map(_reads, callbacks.callbacks), default=_NOBODY)
+    listed: list[keras.callbacks.Callback] = tree.flatten(callbacks) if callbacks else []
+    # Keras adds a progress bar where it is not given one
+    shows = loop.given.get("verbose", "auto") in ("auto", 1)
+    adds = shows and not any(isinstance(callback, keras_callbacks.ProgbarLogger) for callback in listed)
+    return max([*map(_reads, listed), _PROGRESS_BAR if adds else _NOBODY])
 
 
 def _reads(callback: keras.callbacks.Callback) -> int:

@@ -69,7 +69,6 @@ def forget_steps(model: keras.Model) -> None:
 
 def recover(model: keras.Model) -> None:
     """After a step raised: drop its half-made gradients. Weights are changed only by a finished backward pass."""
-    log_readers.forget()
     partial_numbers.drop()
     batches.watch.restart(
         None
@@ -86,7 +85,6 @@ def recover(model: keras.Model) -> None:
 def rejoin(times: int) -> bool:
     """Form all process groups anew, under their old names, by which meshes and DTensors find them."""
     processes.join_again(times)
-    log_readers.forget()
     partial_numbers.drop()
     for keeps_groups in (mirrored.rows_of, rowwise_calls.rows_of):
         keeps_groups.cache_clear()

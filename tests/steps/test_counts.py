@@ -19,10 +19,10 @@ EXPECTED = {
         "one rank": {},
     },
     # data parallel: all gradients and what the loss adds to the logs in one all-reduce; hooks: the model's and its
-    # layers' calls, assignments of metric and optimizer state, who reads the logs, and the logs
+    # layers' calls, assignments of metric and optimizer state, and the logs
     "torch": {
-        "data parallel": {TO_HOST: 1, COLLECTIVES: 1, HOOKS: 11},
-        "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 14},
+        "data parallel": {TO_HOST: 1, COLLECTIVES: 1, HOOKS: 10},
+        "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 13},
         "one rank": {TO_HOST: 1},
     },
 }
