@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import ref
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context, record
@@ -14,6 +16,9 @@ from keras_flow.backends.tensorflow.layouts import in_step
 from keras_flow.backends.tensorflow.mesh_values import from_logical, is_dtensor, is_known, join, on_host
 from keras_flow.current.keras_places import in_stateless_scope, in_symbolic_scope
 from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    import keras
 
 #: an optimizer's update is running
 updating: ContextVar[bool] = ContextVar("keras_flow_updating", default=False)
@@ -35,7 +40,23 @@ class _OpaqueHandle:
         return getattr(self._handle, name)
 
 
-class MeshVariable(dtensor.DVariable):
+class ReadByKeras:
+    """A variable of TensorFlow that a variable of Keras holds, by which it is read.
+
+    Attributes:
+        holder: the variable of Keras.
+    """
+
+    holder: ref[keras.Variable]
+
+    def numpy(self) -> np.ndarray:
+        """The logical value; a collective where other processes have parts of it."""
+        if not tf.executing_eagerly():
+            return super().numpy()  # type: ignore[misc]  # TensorFlow's own error
+        return np.array(self.holder())
+
+
+class MeshVariable(ReadByKeras, dtensor.DVariable):
     """A variable on a mesh, whose value outside of steps is a plain, logical tensor on this process's first rank.
 
     So what is computed eagerly (a model's call, a gradient tape, control flow) is TensorFlow's own computation on one
@@ -165,7 +186,7 @@ def _has_argument(value: object) -> bool:
     return False
 
 
-class AbsentVariable(resource_variable_ops.UninitializedVariable):
+class AbsentVariable(ReadByKeras, resource_variable_ops.UninitializedVariable):
     """What stands for a variable of a pipeline's stage that another process has: its shape, without memory.
 
     To read it is TensorFlow's error; what is assigned is for the process that has it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -104,6 +105,7 @@ def _set_absent(variable: keras.Variable, placed: KerasLayout) -> None:
         )
     if old is not None:  # optimizers find their slots by this id
         absent._unique_id = old._unique_id
+    absent.holder = weakref.ref(variable)
     variable._value, variable._layout = absent, placed
 
 
@@ -114,6 +116,7 @@ def _set_value(variable: keras.Variable, value: tf.Tensor, placed: KerasLayout) 
         variable._value = MeshVariable(value, dtype=variable._dtype, trainable=variable.trainable, name=variable.name)
     if old is not None:  # optimizers find their slots by this id
         variable._value._unique_id = old._unique_id
+    variable._value.holder = weakref.ref(variable)
     variable._layout = placed
 
 
@@ -232,7 +235,6 @@ def value_on_mesh(value: object, *args: object, **kwargs: object) -> tf.Tensor |
     return value if isinstance(value, tf.Tensor | tf.Variable) and is_dtensor(value) else None  # type: ignore[return-value]
 
 
-@hook("keras.Variable", "numpy", "the numpy value of a split DTensor raises", when=value_on_mesh)
 @hook(
     "keras:core",
     "convert_to_numpy",
@@ -240,7 +242,7 @@ def value_on_mesh(value: object, *args: object, **kwargs: object) -> tf.Tensor |
     when=value_on_mesh,
 )
 def to_numpy(value: tf.Tensor, original: Callable[..., object], *args: object, **kwargs: object) -> np.ndarray:
-    """Hook on `convert_to_numpy` and `Variable.numpy`: the logical value of what is on a mesh."""
+    """Hook on `convert_to_numpy`: the logical value of what is on a mesh."""
     _meet_to_read(value)
     return to_host(value)
 
@@ -278,7 +280,7 @@ def copy_while_writing(value: object, *args: object, **kwargs: object) -> np.nda
 
 @hook(
     "keras.Variable",
-    ("numpy", "__array__"),
+    "__array__",
     "while process 0 writes files alone, what is in several processes was read before",
     when=copy_while_writing,
 )
@@ -289,7 +291,7 @@ def copy_while_writing(value: object, *args: object, **kwargs: object) -> np.nda
     when=copy_while_writing,
 )
 def copied(copy: np.ndarray, original: Callable[..., object], *args: object, **kwargs: object) -> np.ndarray:
-    """Hook on `convert_to_numpy`, `Variable.numpy` and `__array__`: to read the variable would be a collective."""
+    """Hook on `convert_to_numpy` and `Variable.__array__`: to read the variable would be a collective."""
     return copy
 
 

@@ -47,6 +47,7 @@ def created_sharded() -> None:
                 keras.utils.set_random_seed(1)
                 variable = keras.Variable(keras.initializers.get(name), shape=shape, name="w")
             np.testing.assert_array_equal(variable.numpy(), value)
+            np.testing.assert_array_equal(variable.value.numpy(), value)  # TensorFlow's variable
             layout = kf.layout_of(variable).layout
             for rank, shard in backend().shards(variable).items():
                 np.testing.assert_array_equal(shard, value[layout.local_slices(rank)])
