@@ -165,8 +165,9 @@ def _as_slots(
         return gradient if layout == target.layout else dtensor.relayout(gradient, layout)
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient if is_dtensor(gradient) else from_logical(gradient, layout, target.dtype)
-    parts = ((part, replicated(layout.mesh, part.shape.rank)) for part in (gradient.values, gradient.indices))
-    values, indices = (from_logical(part, layout) for part, layout in parts)
+    # TensorFlow takes slices whose rows are numbers in a tuple
+    parts = (tf.convert_to_tensor(part) for part in (gradient.values, gradient.indices))
+    values, indices = (from_logical(part, replicated(layout.mesh, part.shape.rank)) for part in parts)
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 

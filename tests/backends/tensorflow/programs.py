@@ -400,6 +400,18 @@ def rows_of_an_embedding_that_repeat() -> None:
                 np.testing.assert_allclose(other, one, atol=2e-5, err_msg=f"{name}, {distribution}")
 
 
+def slices_of_ones_own() -> None:
+    """A gradient of slices may have its rows' numbers in a tuple, which TensorFlow takes on one device."""
+    expected = np.ones((5, 3), "float32")
+    expected[[0, 2]] -= 0.1 * np.array([[2.0], [4.0]], "float32")
+    values = tf.constant([[2.0] * 3, [4.0] * 3])
+    for scope in (contextlib.nullcontext(), kf.DataParallel().scope()):
+        with scope:
+            variable = keras.Variable(initializer="ones", shape=(5, 3))
+            keras.optimizers.SGD(0.1).apply([tf.IndexedSlices(values, (0, 2), (5, 3))], [variable])
+            np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), expected, atol=1e-6)
+
+
 def iterators_that_end() -> None:
     """After a loop nothing holds its iterator, so that its threads end without the garbage collector."""
     x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
@@ -429,6 +441,7 @@ PROGRAMS = {
         replicas_without_rows,
         copies_of_many_dims,
         rows_of_an_embedding_that_repeat,
+        slices_of_ones_own,
         draws_of_own_rows,
         operations_that_fail_as_they_run,
         iterators_that_end,

@@ -17,6 +17,7 @@ NAMES = (
     *(f"losses_without_rows, {each}" for each in ("sum", "sum_over_batch_size", "mean", "mean_with_sample_weight")),
     "copies_of_many_dims",
     "rows_of_an_embedding_that_repeat",
+    "slices_of_ones_own",
     "draws_of_own_rows",
     "iterators_that_end",
 )
