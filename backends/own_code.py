@@ -1,4 +1,4 @@
-"""Is what one of Keras's objects computes Keras's own code? Asked of the object as it is, not of its class's name.
+"""Is what one of Keras's objects computes Keras's own code, or KerasHub's? Asked of the object, not of its class.
 
 A method may be replaced on a layer (`layer.call = ...`) or on its class (`Dense.call = ...`), an activation may be any
 function, and a quantizer any object. `row_interaction` believes of Keras's own code alone that it acts row by row.
@@ -7,6 +7,7 @@ function, and a quantizer any object. `row_interaction` believes of Keras's own 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import operator
 import types
 from pathlib import Path
@@ -22,8 +23,12 @@ _BASES = frozenset(keras.Model.__mro__)
 _OF_BASES = frozenset(name for base in _BASES for name in vars(base))
 #: methods of base classes that take part in a call; those of quantizations are `_int8_call` and the like
 _FORWARD = ("forward", "compute_mask", *sorted(name for name in _OF_BASES if name.strip("_").endswith("call")))
-#: Keras's folder, and those of what notes the calls of layers, as `dist.verify` does
-_FOLDERS = tuple(str(Path(str(file)).parent) + "/" for file in (keras.__file__, keras_flow.__file__, __file__))
+_HUB = importlib.util.find_spec("keras_hub")
+#: Keras's folder, KerasHub's, and those of what notes the calls of layers, as `dist.verify` does
+_FOLDERS = tuple(
+    str(Path(str(file)).parent) + "/"
+    for file in (keras.__file__, keras_flow.__file__, __file__, *([_HUB.origin] if _HUB else []))
+)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 _OF_WEIGHTS = ("_initializer", "_regularizer", "_constraint")
 
@@ -65,9 +70,14 @@ def unknown_function(layer: keras.Layer) -> str:
             continue
         is_function = isinstance(value, _FUNCTIONS) or (name.endswith("activation") and callable(value))
         # by identity: what is given may be callable and have no hash (a dataclass)
-        if is_function and id(value) not in _rowwise_functions():
+        if is_function and id(value) not in _rowwise_functions() and not _is_activation_of_hub(value):
             return name
     return ""
+
+
+def _is_activation_of_hub(function: object) -> bool:
+    """KerasHub's backbones give it to their layers; its code is one call of Keras's `gelu`."""
+    return getattr(function, "__name__", "") == "gelu_approximate" and is_keras(function)
 
 
 def is_largest_of_row(quantizer: object) -> bool:
@@ -79,7 +89,7 @@ def is_largest_of_row(quantizer: object) -> bool:
 
 
 def is_keras(function: object) -> bool:
-    """Whether the code of a function is Keras's: its name and module may be copied by `functools.wraps`."""
+    """Whether the code of a function is Keras's or KerasHub's: `functools.wraps` may copy its name and module."""
     function = getattr(function, "__func__", function)
     while _file_of(function) == hooking.__file__ and hasattr(function, "keras_flow_hook"):
         function = function.__wrapped__  # type: ignore[attr-defined]

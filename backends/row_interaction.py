@@ -62,6 +62,17 @@ _CELLS = frozenset(["SimpleRNNCell", "LSTMCell", "GRUCell", "ConvLSTMCell"])
 _ALONG_AXIS = _names(
     """Concatenate Softmax LayerNormalization RMSNormalization UnitNormalization BatchNormalization Dot Normalization"""
 )
+#: KerasHub's layers that act row by row, of the models in tests/backends/hub_rows.py. Not its mixtures of experts,
+#: whose losses are of all rows
+_HUB = _names(
+    """AlibiBias BloomAttention BloomDecoder CachedGemmaAttention CachedMistralAttention CachedMultiHeadAttention
+    FalconAttention FalconTransformerDecoder GPTNeoXAttention GPTNeoXDecoder GemmaDecoderBlock LlamaAttention
+    LlamaLayerNorm LlamaRotaryEmbedding LlamaTransformerDecoder MLP MistralLayerNormalization
+    MistralTransformerDecoder Phi3Attention Phi3Decoder Phi3LayerNorm PositionEmbedding Qwen3Attention Qwen3LayerNorm
+    Qwen3TransformerDecoder QwenAttention QwenLayerNorm QwenTransformerDecoder RMSNormalization RotaryEmbedding
+    TokenAndPositionEmbedding TransformerDecoder TransformerEncoder ViTEncoder ViTEncoderBlock
+    ViTPatchingAndEmbedding"""
+)
 #: layers for which a tensor of fewer dims has no rows, or takes those for something else: an image alone, queries alone
 _LEAST_RANK = {**dict.fromkeys(_IMAGES, 4), "Attention": 3, "AdditiveAttention": 3}
 #: how layers may be quantized and still act row by row: their weights, and inputs by the largest element of each row.
@@ -176,6 +187,9 @@ def _of_itself(layer: keras.Layer) -> Interaction | None:
 def _of_class(layer: keras.Layer) -> Interaction | None:
     """The interaction in what a layer's class does with its arguments."""
     name = type(layer).__name__
+    unknown = Interaction("unknown", f"layer {layer.name!r} ({name}) is not known to act row by row")
+    if _is_of_hub(layer) and not isinstance(layer, keras.Model):
+        return None if name in _HUB else unknown
     # by the class alone: whatever its `call` does, it may do it along the rows
     if not keras_places.is_of_keras(type(layer), "layers"):
         kind = "a subclassed model" if isinstance(layer, keras.Model) else f"a custom layer ({name})"
@@ -198,8 +212,11 @@ def _of_class(layer: keras.Layer) -> Interaction | None:
     if name in _LAYERS | _PREPROCESSING | _CELLS | _ALONG_AXIS | _RECURRENT | _WRAPPERS:
         return None
     # a layer of a later Keras is unknown until somebody has looked at it
-    kind = "own code" if name == "Lambda" else "unknown"
-    return Interaction(kind, f"layer {layer.name!r} ({name}) is not known to act row by row")
+    return Interaction("own code", unknown.text) if name == "Lambda" else unknown
+
+
+def _is_of_hub(layer: keras.Layer) -> bool:
+    return type(layer).__module__.startswith("keras_hub.src.")
 
 
 def _of_rank(layer: keras.Layer, rank: int | None) -> Interaction | None:

@@ -131,8 +131,11 @@ def layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchPl
     shared: tuple[DeviceMesh, layouts.TorchPlacements] | None = None
     plain, rows = False, None
     for leaf in leaves.flat((args, kwargs)):
-        # partial sums and splits of features would need communication inside
         if isinstance(leaf, DTensor):
+            # one number for all rows, such as an index; its gradient would be a sum over them
+            if not leaf.ndim and not leaf.requires_grad and all(part.is_replicate() for part in leaf.placements):
+                continue
+            # partial sums and splits of features would need communication inside
             if not leaf.ndim or any(
                 part.is_partial() or (part.is_shard() and part != Shard(0)) for part in leaf.placements
             ):
