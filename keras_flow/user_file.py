@@ -219,10 +219,7 @@ def check_file(
         raise _no_python(file, error) from error
     except UnicodeDecodeError as error:
         raise FlowError(f"{file} is not a Python file: it is no text in UTF-8") from error
-    # a function may be defined, imported or assigned; `from x import *` may bring it
-    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.alias)}
-    names |= {node.asname for node in ast.walk(tree) if isinstance(node, ast.alias) and node.asname}
-    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names = _names_in(tree)
     if "*" in names:
         return
     if missing := [name for name in needs if name not in names]:
@@ -231,6 +228,21 @@ def check_file(
         for layout in layouts:
             if ranks_of(layout) is None:
                 raise _unknown(layout, ())
+
+
+def _names_in(tree: ast.Module) -> set[str]:
+    """Names that a file may have: defined, imported or assigned; `"*"` where `from x import *` may bring others."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.alias)}
+    names |= {node.asname for node in ast.walk(tree) if isinstance(node, ast.alias) and node.asname}
+    return names | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def may_split_weights(file: str | Path) -> bool:
+    """Whether a file may have `rules()`, without which layouts that split weights are refused. The file is parsed."""
+    try:
+        return bool({"rules", "*"} & _names_in(ast.parse(Path(file).read_text(encoding="utf-8"))))
+    except (SyntaxError, UnicodeDecodeError):
+        return True  # `check_file` says so
 
 
 def _unknown(layout: str, named: Collection[str]) -> FlowError:
@@ -293,30 +305,32 @@ def _rules(module: ModuleType, layout: str) -> Callable[[], object]:
     if not hasattr(module, "rules"):
         raise FlowError(
             f"layout {layout!r} splits variables, and {Path(str(module.__file__)).name} has neither rules() nor "
-            f"distributions(). A skeleton from the model's own paths, to edit and paste into it:\n\n{skeleton(module)}"
+            "distributions(). The layouts 1, dpN and ppN need none. Rules to begin with, to be pasted into it: "
+            f"attention by heads, pairs of layers by columns and then by rows.\n\n{skeleton(module)}"
         )
     return lambda: _called(module, "rules")
 
 
 def skeleton(module: ModuleType) -> str:
-    """The text of a `rules()` function with a line for each variable of two dimensions and more.
+    """The text of a `rules()` function to begin with, for the file's model."""
+    import keras
 
-    They are split by columns (last dim) and by rows (first of the last two) in turn, which suits pairs of dense layers.
-    """
+    from keras_flow.distributions.first_rules import first_rules
+    from keras_flow.distributions.rule_patterns import line, patterns
+
+    keras.utils.clear_session(free_memory=False)  # names begin anew, as in the run that takes the rules
     model = build_model(module)
     if not model.built:
         return "# the model is not built: give its first layer an Input, then ask again"
-    lines, columns = [], True
-    for variable in model.trainable_variables:
-        rank = len(variable.shape)
-        # biases and scales are small, and follow their kernel
-        if rank < 2:
-            continue
-        dim = rank - 1 if columns else rank - 2
-        pattern = re.escape(variable.path) + "$"
-        lines.append(f'        r"{pattern}": {{"model": kf.sbp.split({dim})}},  # shape {tuple(variable.shape)}')
-        columns = not columns
-    return "import keras_flow as kf\n\n\ndef rules():\n    return {\n" + "\n".join(lines) + "\n    }\n"
+    paths = [variable.path for variable in model.variables]
+    lines = [line(rule) for rule in patterns(first_rules(model), paths).items()]
+    if not lines:
+        lines = [
+            "# neither attention nor a pair of layers was found",
+            f'# r"{paths[0]}$": {{"model": kf.sbp.split(0)}},',
+        ]
+    body = "\n".join(f"        {each}" for each in lines)
+    return f"import keras_flow as kf\n\n\ndef rules():\n    return {{\n{body}\n    }}\n"
 
 
 def check_before_start(file: str | Path, layouts: Sequence[str], what: str = "a comparison") -> None:

@@ -135,7 +135,8 @@ def test_without_rules_a_skeleton_of_the_models_own_paths(tiny: ModuleType) -> N
     exec(text.partition("\n\n")[2], scope)  # it can be pasted
     rules = scope["rules"]()
     distribution = kf.ModelParallel(kf.Placement(range(2), axis_names=("model",)), rules=rules)
-    assert list(rules.values()) == [{"model": kf.sbp.split(1)}, {"model": kf.sbp.split(0)}]
+    columns, rows = {"model": kf.sbp.split(1)}, {"model": kf.sbp.split(0)}
+    assert list(rules.values()) == [columns, rows, rows]
     with distribution.scope():
         model = tiny.build_model()
     distribution.check(model)

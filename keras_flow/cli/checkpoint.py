@@ -16,7 +16,7 @@ def checkpoint(
     directory: Annotated[
         str, typer.Argument(help="Directory of checkpoints, or one checkpoint's folder.", metavar="DIR")
     ],
-    step: Annotated[int | None, typer.Option(help="The number of a checkpoint; else the newest.")] = None,
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint; default: the newest.")] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read all of it and compare the hash of each chunk.")
     ] = False,

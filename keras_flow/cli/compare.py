@@ -12,6 +12,9 @@ from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
 from keras_flow.errors import require_file
 from keras_flow.layout_names import LAYOUTS
 
+#: layouts that are compared unless others are named: of a file with `rules()`, and of one without
+_LAYOUTS, _WITHOUT_RULES = "1,dp4,tp4,2x2", "1,dp4"
+
 
 def compare(
     file: Annotated[
@@ -20,9 +23,12 @@ def compare(
     ],
     backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
     layouts: Annotated[
-        str,
-        typer.Option(help=f"1, {LAYOUTS}, or names from distributions(), separated by commas."),
-    ] = "1,dp4,tp4,2x2",
+        str | None,
+        typer.Option(
+            help=f"1, {LAYOUTS}, or names from distributions(), separated by commas; default: {_LAYOUTS}, of a file "
+            f"without rules() {_WITHOUT_RULES}."
+        ),
+    ] = None,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
     microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
     steps: Annotated[
@@ -49,9 +55,17 @@ def compare(
     require_file(file, "keras-flow compare")
     from keras_flow.cli.untested import say_untested
     from keras_flow.compare.runner import CompareOptions, compare  # loads keras
-    from keras_flow.user_file import with_schedule
+    from keras_flow.user_file import may_split_weights, with_schedule
 
     say_untested(_names(backends))
+    if layouts is None:
+        layouts = _LAYOUTS
+        if not may_split_weights(file):
+            layouts = _WITHOUT_RULES
+            says = f"keras-flow explain {file} --layout 2x2 prints rules to begin with"
+            typer.echo(
+                f"{file} has no rules(): the layouts are {layouts}. For tp4 and 2x2 it needs some; {says}", err=True
+            )
 
     options = CompareOptions(
         file=file,

@@ -61,7 +61,8 @@ def explain(
     if suggest:
         if not explanation.suggested_rules:
             typer.echo(
-                "# the rules stay as they are: each Dense layer that they split has its partner, split the other way",
+                "# the rules stay as they are: each Dense layer that they split has its partner. What else is slow, "
+                "`keras-flow explain` says without --suggest",
                 err=True,
             )
         else:

@@ -52,7 +52,7 @@ def zero_of(stage: int, axes: str | Sequence[str] | None, min_size: int, batch_a
     """
     if isinstance(stage, bool) or stage not in (0, *STAGES):
         known = ", ".join(f"{number} ({what})" for number, what in STAGES.items())
-        raise FlowError(f"zero={stage!r}: there are 0 (nothing is split), {known}")
+        raise FlowError(f"zero={stage!r}: legal are 0 (nothing is split), {known}")
     if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise FlowError(f"zero_min_size is a number of elements, at least 1, got {min_size!r}")
     asked = tuple(batch_axes) if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)

@@ -125,8 +125,11 @@ def _gradient(
 def gradient(step: StepCost, call: LayerCall, variable: keras.Variable, axes: tuple[str, ...], why: str) -> None:
     """Record what becomes of a variable's gradient, a partial sum over axes.
 
-    It is all-reduced. Where a rank updates a part of the variable, it needs the sum of that part alone.
+    It is all-reduced. Where a rank updates a part of the variable, it needs the sum of that part alone. What a layer
+    makes without rows, as of positions, is used with the rows of each rank.
     """
+    if call.outputs and step.without_rows.issuperset(call.outputs):
+        axes = (*axes, *(axis for axis in step.rows if axis not in (*axes, *step.variable(variable))))
     if not axes or not variable.trainable:
         return
     size, name = step.weight(variable), f"{variable.name} gradient"

@@ -68,6 +68,15 @@ class Graph:
     outputs: tuple[int, ...] = ()
     notes: dict[str, None] = field(default_factory=dict)
 
+    @property
+    def without_rows(self) -> frozenset[int]:
+        """Keys of the tensors that no input of the model goes into, as those of positions."""
+        found: set[int] = set()
+        for call in self.calls:
+            if found.issuperset(call.inputs):
+                found |= {*call.outputs}
+        return frozenset(found)
+
     def new(self, tensor: object) -> int:
         """A key for a symbolic tensor."""
         # numbers in the order of appearance; symbolic tensors have no names of their own
@@ -199,7 +208,8 @@ class _GraphRecorder:
 def _key(recorder: _GraphRecorder, tensor: object) -> int:
     """The key of a tensor.
 
-    A tensor from plain code between two layers is assumed to have the layout of the last output of the same shape.
+    A tensor from plain code between two layers is assumed to have the layout of the last output of the same shape, and
+    to be made of the outputs that nothing has read. One without rows (`ops.arange(length)`) is made of nothing.
     """
     known = recorder.known.get(id(tensor))
     if known is not None:
@@ -208,9 +218,13 @@ def _key(recorder: _GraphRecorder, tensor: object) -> int:
     key = graph.new(tensor)
     spec = graph.tensors[key]
     alike = [other for other in reversed([*graph.inputs, *recorder.known.values()]) if graph.tensors[other] == spec]
-    if alike or recorder.last:
-        source = alike[0] if alike else recorder.last[-1]
-        graph.calls.append(LayerCall(_BETWEEN, "(code between layers)", (source,), (key,)))
+    sources: tuple[int, ...] = ()
+    if alike or (recorder.last and spec.shape[:1] == (graph.batch,)):
+        first = alike[0] if alike else recorder.last[-1]
+        read = {each for call in graph.calls for each in call.inputs}
+        made = {each for each in recorder.known.values() if each not in read and each not in graph.inputs}
+        sources = (first, *sorted(made - {first}))
+    graph.calls.append(LayerCall(_BETWEEN, "(code between layers)", sources, (key,)))
     recorder.known[id(tensor)] = key
     recorder.alive.append(tensor)
     return key

@@ -53,7 +53,7 @@ def test_every_answer_is_one_line_and_meant(on_ranks: Callable[[str], Any], tmp_
         ("keras-flow explain asks.py --layout 2x2", "rules() fails: TypeError: rules() missing 1 required positional"),
         ("keras-flow explain program.py --layout DP2", "unknown layout 'DP2': it is 1, dpN, tpN, AxB"),
         ("keras-flow launch --nproc_per_node 1000000 program.py", "1000000 processes were asked for on this host"),
-        ("kf.DataParallel(zero=4)", "zero=4: there are 0 (nothing is split), 1 (slots)"),
+        ("kf.DataParallel(zero=4)", "zero=4: legal are 0 (nothing is split), 1 (slots)"),
         ('kf.trace(".")', "which is a folder; name a file in it"),
         ("kf.comm.all_reduce({0: x, ...}, 'avg')", "op is one of sum, mean, min, max, product; got 'avg'"),
         ("keras-flow explain broken.py --layout 2x2", "broken.py is not a Python file: line 1: invalid syntax"),

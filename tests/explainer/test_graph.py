@@ -6,6 +6,7 @@ import keras
 import pytest
 from keras import layers
 
+import keras_flow as kf
 from tests.explainer.small import COLUMN, ROW, dense, explained, sent
 
 pytestmark = pytest.mark.usefixtures("described")
@@ -45,3 +46,32 @@ def test_a_model_inside_a_model() -> None:
 
     explanation = explained(build, {"up/kernel": COLUMN, "up/bias": ROW, "down/kernel": ROW})
     assert [row[:2] for row in sent(explanation)] == [("forward", "all_reduce"), ("backward", "all_reduce")]
+
+
+@pytest.mark.parametrize("adds_dim", [False, True])
+def test_positions_without_rows_in_a_custom_layer(adds_dim: bool) -> None:
+    """Each rank adds them to its own rows, so their gradient is summed as that of a bias; nothing is gathered."""
+
+    class Embed(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__(name="embed")
+            self.tokens = layers.Embedding(16, 32, name="tokens")
+            self.positions = layers.Embedding(20, 32, name="positions")
+
+        def call(self, x: object) -> object:
+            positions = self.positions(keras.ops.arange(20))
+            return self.tokens(x) + (keras.ops.expand_dims(positions, 0) if adds_dim else positions)
+
+    def build() -> keras.Model:
+        inputs = keras.Input((20,), dtype="int32")
+        x = layers.Dense(2, name="out")(layers.GlobalAveragePooling1D()(Embed()(inputs)))
+        model = keras.Model(inputs, x, name="m")
+        model.compile("sgd", "mse")
+        return model
+
+    explanation = explained(build, {"out/kernel": COLUMN}, placement=kf.Placement([[0, 1]], ("model", "data")))
+    rows = [(each.kind, each.path, each.tensor, each.received) for each in explanation.collectives]
+    assert ("all_reduce", "embed/positions", "embeddings gradient", 20 * 32 * 4) in rows
+    assert ("all_reduce", "embed/tokens", "embeddings gradient", 16 * 32 * 4) in rows
+    assert not [row for row in rows if row[0] != "all_reduce"]
+    assert not explanation.repeated

@@ -1,0 +1,70 @@
+"""Rules to begin with, from a model's layers: attention by heads, pairs of layers by columns and then by rows.
+
+The scheme is that of Megatron-LM (Shoeybi et al., 2019, section 3; docs/howto/rules.md). Two layers are a pair if the
+second follows the first in the same layer or model, takes as many features as that makes, and no layer with weights
+stands between them. What has no partner stays whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+_PRODUCTS = (keras.layers.Dense, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+_ATTENTION = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+
+
+def first_rules(model: keras.Model) -> dict[str, dict[str, int]]:
+    """Variable path -> the axis `"model"` -> the dim to split; for a built model."""
+    rules: dict[str, int] = {}
+    for siblings in _levels(model):
+        before: Any = None
+        for layer in siblings:
+            if isinstance(layer, _ATTENTION):
+                rules |= _of_attention(layer)
+            if not isinstance(layer, _PRODUCTS):
+                before = None if layer.weights else before
+            elif _is_pair(before, layer):
+                rules |= _of_columns(before) | {layer.kernel.path: len(layer.kernel.shape) - 2}
+                before = None
+            else:
+                before = layer
+    return {path: {"model": dim} for path, dim in rules.items()}
+
+
+def _levels(layer: Any) -> Iterator[list[Any]]:
+    """The layers in a layer, then those in each of them, in their order. Attention is one."""
+    inner = layer.layers if isinstance(layer, keras.Model) else layer._layers
+    yield inner
+    for each in inner:
+        if not isinstance(each, _ATTENTION):
+            yield from _levels(each)
+
+
+def _is_pair(first: Any, second: Any) -> bool:
+    """Whether the second takes what the first makes, in parts that two ranks can share."""
+    if first is None or type(first) is not type(second):
+        return False
+    made, taken = first.kernel.shape[-1], second.kernel.shape[-2]
+    return made == taken and made % 2 == 0
+
+
+def _of_columns(layer: Any) -> dict[str, int]:
+    found = {layer.kernel.path: len(layer.kernel.shape) - 1}
+    return found if layer.bias is None else {**found, layer.bias.path: 0}
+
+
+def _of_attention(layer: Any) -> dict[str, int]:
+    """Kernels [inputs, heads, size of a head] and biases [heads, size] by heads; the output adds up over them."""
+    found: dict[str, int] = {}
+    for variable in layer.weights:
+        name = "/".join(variable.path.split("/")[-2:])
+        dims = {"query/kernel": 1, "key/kernel": 1, "value/kernel": 1, "attention_output/kernel": 0}
+        dims |= {"query/bias": 0, "key/bias": 0, "value/bias": 0}
+        if name in dims:
+            found[variable.path] = dims[name]
+            if variable.shape[dims[name]] % 2:
+                return {}
+    return found
