@@ -173,7 +173,7 @@ def layout_of_use(variable: keras.Variable, *args: object, **kwargs: object) -> 
     value = getattr(variable, "_value", None)
     if placed is None or not isinstance(value, dtensor.DVariable) or not in_step() or updating.get():
         return None
-    return gathered(value.layout, placed)
+    return gathered(value.layout, placed)  # pyright: ignore[reportOptionalMemberAccess]
 
 
 @hook(

@@ -24,7 +24,7 @@ def first_rules(model: keras.Model) -> dict[str, dict[str, int]]:
         for layer in siblings:
             if isinstance(layer, _ATTENTION):
                 rules |= _of_attention(layer)
-            if not isinstance(layer, _PRODUCTS):
+            if not (_is_product(layer) and layer.built):
                 before = None if layer.weights else before
             elif _is_pair(before, layer):
                 rules |= _of_columns(before) | {layer.kernel.path: len(layer.kernel.shape) - 2}
@@ -41,6 +41,10 @@ def _levels(layer: Any) -> Iterator[list[Any]]:
     for each in inner:
         if not isinstance(each, _ATTENTION):
             yield from _levels(each)
+
+
+def _is_product(layer: Any) -> bool:
+    return isinstance(layer, _PRODUCTS)
 
 
 def _is_pair(first: Any, second: Any) -> bool:
