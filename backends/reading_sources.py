@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from keras_flow.backends.hooking import Hook, declared
 from keras_flow.backends.reading import ArrayBatches, ProcessRows, ReadingEngine, say_whole
 from keras_flow.backends.reading_tf_data import TfDataBatches
 from keras_flow.current.distribution import active
+from keras_flow.errors import warn
 
 #: Keras's adapter of data of which a part cannot be asked for -> what and why
 _WHOLE = {
@@ -77,7 +79,10 @@ class AdapterReader:
         part = self.part(None)
         # before the adapter is made, which starts the workers of a dataset
         own = x if part is None or not isinstance(x, keras.utils.PyDataset) else reading_py_datasets.own_rows(x, part)
-        adapter = original(own, *args, **kwargs)
+        with warnings.catch_warnings(record=True) as said:  # at this line, which is none of the program's
+            adapter = original(own, *args, **kwargs)
+        for each in said:
+            warn(str(each.message), each.category)
         if self.method not in vars(adapter):  # else an adapter of the user's, read before
             whole = getattr(type(adapter), self.method)
             setattr(adapter, self.method, functools.partial(self._batches, whole, adapter))

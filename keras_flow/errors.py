@@ -136,7 +136,7 @@ def shown_briefly(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
-def warn(text: str, kind: type[FlowWarning] = FlowWarning) -> None:
+def warn(text: str, kind: type[Warning] = FlowWarning) -> None:
     """Warn, at the line of the user's program from which this was called, through however many layers.
 
     Args:

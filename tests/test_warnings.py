@@ -31,3 +31,19 @@ def test_frames_of_libraries_are_passed_over() -> None:
 def test_a_kind_of_its_own() -> None:
     with pytest.warns(ComputedWhole, match="whole"):
         warn("whole", ComputedWhole)
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_what_keras_says_of_the_data_is_said_of_the_programs_line() -> None:
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 2), torch.ones(8, 1)), 4)
+    with pytest.warns(UserWarning, match="`shuffle=True` was passed") as found:
+        model.fit(data, verbose=0)
+    assert [each.filename for each in found if "shuffle" in str(each.message)] == [__file__]
