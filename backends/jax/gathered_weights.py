@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 
@@ -72,5 +73,17 @@ def not_kept(
     def computed(values: Any, others: Any) -> Any:
         return original(model, *values, training=True, **others)
 
-    policy = jax.checkpoint_policies.save_anything_except_these_names(_NAME)
-    return jax.checkpoint(computed, policy=policy)(args, kwargs)
+    return jax.checkpoint(computed, policy=_keeps)(args, kwargs)
+
+
+_keeps_others = jax.checkpoint_policies.save_anything_except_these_names(_NAME)
+
+
+def _keeps(primitive: Any, *inputs: Any, **params: Any) -> Any:
+    """Policy of `jax.checkpoint`: whether a result is kept; no complex one, since what is kept is rounded."""
+    is_complex = primitive.name in ("complex", "fft") or any(
+        np.issubdtype(dtype, np.complexfloating)
+        for dtype in (params.get("new_dtype"), *(getattr(each, "dtype", None) for each in inputs))
+        if dtype is not None
+    )
+    return not is_complex and _keeps_others(primitive, *inputs, **params)
