@@ -290,7 +290,7 @@ def copy_while_writing(value: object, *args: object, **kwargs: object) -> np.nda
     "while process 0 writes files alone, what is in several processes was read before",
     when=copy_while_writing,
 )
-def copied(copy: np.ndarray, original: Callable[..., object], *args: object, **kwargs: object) -> np.ndarray:
+def copied(copy: np.ndarray, original: Callable[..., object], /, *args: object, **kwargs: object) -> np.ndarray:
     """Hook on `convert_to_numpy` and `Variable.__array__`: to read the variable would be a collective."""
     return copy
 
