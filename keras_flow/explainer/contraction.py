@@ -128,7 +128,7 @@ def gradient(step: StepCost, call: LayerCall, variable: keras.Variable, axes: tu
     It is all-reduced. Where a rank updates a part of the variable, it needs the sum of that part alone. What a layer
     makes without rows, as of positions, is used with the rows of each rank.
     """
-    if call.outputs and step.without_rows.issuperset(call.outputs):
+    if step.graph.is_without_rows(call):
         axes = (*axes, *(axis for axis in step.rows if axis not in (*axes, *step.variable(variable))))
     if not axes or not variable.trainable:
         return

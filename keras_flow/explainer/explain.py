@@ -85,7 +85,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         rows = {axis: 0 for axis in distribution.batch_axes if step.axes[axis] > 1}
     else:
         rows = {}
-    step.rows, step.without_rows = tuple(rows), graph.without_rows
+    step.rows = tuple(rows)
     # a scalar input has no rows to split
     for key in graph.inputs:
         step.splits[key] = rows if graph.tensors[key].shape else {}
@@ -392,7 +392,7 @@ def _repeated(step: StepCost) -> list[Repeated]:
     repeated = []
     for call in step.graph.calls:
         variables = [v for v in getattr(call.layer, "trainable_variables", ()) if len(v.shape) > 1]
-        if not variables or (call.outputs and step.without_rows.issuperset(call.outputs)):
+        if not variables or step.graph.is_without_rows(call):
             continue
         parameters = sum(step.piece(tuple(v.shape), {}) for v in variables)
         for axis, ranks in step.axes.items():

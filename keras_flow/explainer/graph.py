@@ -6,6 +6,7 @@ once on symbolic tensors, and the calls of the layers inside it are recorded.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -68,9 +69,12 @@ class Graph:
     outputs: tuple[int, ...] = ()
     notes: dict[str, None] = field(default_factory=dict)
 
-    @property
-    def without_rows(self) -> frozenset[int]:
-        """Keys of the tensors that no input of the model goes into, as those of positions."""
+    def is_without_rows(self, call: LayerCall) -> bool:
+        """Whether no input of the model goes into what a call makes, as into positions; of a graph that is complete."""
+        return bool(call.outputs) and self._without_rows.issuperset(call.outputs)
+
+    @functools.cached_property
+    def _without_rows(self) -> frozenset[int]:
         found: set[int] = set()
         for call in self.calls:
             if found.issuperset(call.inputs):

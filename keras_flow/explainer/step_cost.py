@@ -57,7 +57,6 @@ class StepCost:
         gathers_weights: whether a rank holds what it updates of each weight, and gathers it for its use.
         uses_of_gradient: how often the optimizer's update uses a gradient.
         rows: axes that split the rows of the batch.
-        without_rows: keys of tensors that no input of the model goes into.
         splits: tensor key -> its layout.
         trained: keys of tensors that depend on a trainable variable; the others need no gradient.
         collectives: so far.
@@ -75,7 +74,6 @@ class StepCost:
     gathers_weights: bool = False
     uses_of_gradient: int = 1
     rows: tuple[str, ...] = ()
-    without_rows: frozenset[int] = frozenset()
     splits: dict[int, Splits] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)
     collectives: list[Collective] = field(default_factory=list)
