@@ -316,7 +316,7 @@ def skeleton(module: ModuleType) -> str:
     import keras
 
     from keras_flow.distributions.first_rules import first_rules
-    from keras_flow.distributions.rule_patterns import line, patterns
+    from keras_flow.distributions.rule_patterns import function_text, line, patterns
 
     keras.utils.clear_session(free_memory=False)  # names begin anew, as in the run that takes the rules
     model = build_model(module)
@@ -329,8 +329,7 @@ def skeleton(module: ModuleType) -> str:
             "# neither attention nor a pair of layers was found",
             f'# r"{paths[0]}$": {{"model": kf.sbp.split(0)}},',
         ]
-    body = "\n".join(f"        {each}" for each in lines)
-    return f"import keras_flow as kf\n\n\ndef rules():\n    return {{\n{body}\n    }}\n"
+    return function_text(lines)
 
 
 def check_before_start(file: str | Path, layouts: Sequence[str], what: str = "a comparison") -> None:

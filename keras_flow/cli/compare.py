@@ -58,14 +58,15 @@ def compare(
     from keras_flow.user_file import may_split_weights, with_schedule
 
     say_untested(_names(backends))
-    if layouts is None:
+    if layouts is None and may_split_weights(file):
         layouts = _LAYOUTS
-        if not may_split_weights(file):
-            layouts = _WITHOUT_RULES
-            says = f"keras-flow explain {file} --layout 2x2 prints rules to begin with"
-            typer.echo(
-                f"{file} has no rules(): the layouts are {layouts}. For tp4 and 2x2 it needs some; {says}", err=True
-            )
+    elif layouts is None:
+        layouts = _WITHOUT_RULES
+        typer.echo(
+            f"{file} has no rules(): the layouts are {layouts}. For tp4 and 2x2 it needs some; "
+            f"keras-flow explain {file} --layout 2x2 prints rules to begin with",
+            err=True,
+        )
 
     options = CompareOptions(
         file=file,

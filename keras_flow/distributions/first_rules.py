@@ -14,6 +14,13 @@ import keras
 
 _PRODUCTS = (keras.layers.Dense, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _ATTENTION = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+#: weight of attention -> its dim of heads: kernels [inputs, heads, size], biases [heads, size], the output's kernel
+#: [heads, size, outputs], which adds up over them
+_HEADS = {
+    **{f"{name}/kernel": 1 for name in ("query", "key", "value")},
+    **{f"{name}/bias": 0 for name in ("query", "key", "value")},
+    "attention_output/kernel": 0,
+}
 
 
 def first_rules(model: keras.Model) -> dict[str, dict[str, int]]:
@@ -61,14 +68,9 @@ def _of_columns(layer: Any) -> dict[str, int]:
 
 
 def _of_attention(layer: Any) -> dict[str, int]:
-    """Kernels [inputs, heads, size of a head] and biases [heads, size] by heads; the output adds up over them."""
-    found: dict[str, int] = {}
-    for variable in layer.weights:
-        name = "/".join(variable.path.split("/")[-2:])
-        dims = {"query/kernel": 1, "key/kernel": 1, "value/kernel": 1, "attention_output/kernel": 0}
-        dims |= {"query/bias": 0, "key/bias": 0, "value/bias": 0}
-        if name in dims:
-            found[variable.path] = dims[name]
-            if variable.shape[dims[name]] % 2:
-                return {}
-    return found
+    """Attention by heads; nothing where two ranks cannot share them."""
+    named = [(variable, "/".join(variable.path.split("/")[-2:])) for variable in layer.weights]
+    split = [(variable, _HEADS[name]) for variable, name in named if name in _HEADS]
+    if any(variable.shape[dim] % 2 for variable, dim in split):
+        return {}
+    return {variable.path: dim for variable, dim in split}

@@ -57,6 +57,12 @@ def _open_numbers(path: str) -> Iterable[str]:
             yield f"{text}{re.escape(path[end:])}$"
 
 
+def function_text(lines: Iterable[str]) -> str:
+    """The text of a file that has `rules()`, from the lines of its dict."""
+    body = "\n".join(f"        {each}" for each in lines)
+    return f"import keras_flow as kf\n\n\ndef rules():\n    return {{\n{body}\n    }}\n"
+
+
 def line(rule: tuple[str, Splits]) -> str:
     """A rule as a line of the dict that `rules()` returns."""
     key, splits = rule

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from keras_flow.distributions.distribution import is_seed
-from keras_flow.distributions.rule_patterns import Splits, line, patterns, quoted
+from keras_flow.distributions.rule_patterns import Splits, function_text, line, patterns, quoted
 from keras_flow.explainer.explanation import Explanation
 
 
@@ -38,8 +38,7 @@ def rules_file(explanation: Explanation) -> str:
         lines.append(f"# replaced by those above: {', '.join(map(quoted, replaced))}")
     if idle := [key for key in gone if key not in replaced]:
         lines.append(f"# left out, as they match no variable: {', '.join(map(quoted, idle))}")
-    body = "\n".join(f"        {each}" for each in lines)
-    return f"import keras_flow as kf\n\n\ndef rules():\n    return {{\n{body}\n    }}\n"
+    return function_text(lines)
 
 
 def _first(rules: Mapping[str, Splits], path: str) -> str | None:
