@@ -128,9 +128,9 @@ def _tell_start(job: Job) -> None:
     """Say in a terminal that processes start: until an engine is loaded, which takes seconds, they print nothing."""
     if job.processes == 1 or not sys.stderr.isatty():
         return
-    every = job.show_all or job.tee
-    follows = "" if job.first or (job.logs and not every) else f"; the output of {job.word} 0 follows"
-    print(f"keras-flow: {job.processes} processes start{'' if every else follows}", file=sys.stderr)
+    shows_first_alone = not (job.first or job.show_all or job.logs)
+    follows = f"; the output of {job.word} 0 follows" if shows_first_alone else ""
+    print(f"keras-flow: {job.processes} processes start{follows}", file=sys.stderr)
 
 
 def _shown(job: Job, local: int, attempt: int) -> Shown:

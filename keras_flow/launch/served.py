@@ -119,8 +119,9 @@ def launch(
                     start(number)
                 left = len([each for each in now if 0 < each <= workers])
                 if left < least:
-                    are_left = f"of {workers} workers {left} {'is' if left == 1 else 'are'} left, --min-workers {least}"
-                    why = "it was the last one" if least == 1 else are_left
+                    why = "it was the last one"
+                    if least > 1:
+                        why = f"of {workers} workers {left} {'is' if left == 1 else 'are'} left, --min-workers {least}"
                     raise LaunchError(f"{names[number]} failed: {how}, and {why}{process.output.kept()}")
                 does = "started again" if number in now else "the others go on"
                 print(f"keras-flow: {names[number]} failed: {how}; {does}", file=sys.stderr)
