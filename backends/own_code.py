@@ -23,7 +23,7 @@ _BASES = frozenset(keras.Model.__mro__)
 _OF_BASES = frozenset(name for base in _BASES for name in vars(base))
 #: methods of base classes that take part in a call; those of quantizations are `_int8_call` and the like
 _FORWARD = ("forward", "compute_mask", *sorted(name for name in _OF_BASES if name.strip("_").endswith("call")))
-_HUB = importlib.util.find_spec("keras_hub")
+_HUB = importlib.util.find_spec("keras_hub")  # None where it is not installed; its import takes seconds
 #: Keras's folder, KerasHub's, and those of what notes the calls of layers, as `dist.verify` does
 _FOLDERS = tuple(
     str(Path(str(file)).parent) + "/"
