@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
+import keras
+
 from keras_flow.backends import fingerprints
 from keras_flow.current import keras_places
 from keras_flow.current.distribution import Distribution, active, applied
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
+from keras_flow.errors import without_own_frames
 
 
 def active_distribution(*args: object, **kwargs: object) -> Distribution | None:
@@ -179,7 +182,12 @@ def wrap(owner: object, attribute: str, hook: Hook) -> Callable[..., object]:
         found = hook.when(*args, **kwargs)
         if found is None:
             return original(*args, **kwargs)
-        return hook.replacement(found, original, *args, **kwargs)
+        try:
+            return hook.replacement(found, original, *args, **kwargs)
+        except Exception as error:
+            if not keras.config.is_traceback_filtering_enabled():
+                raise
+            raise without_own_frames(error)  # from the same error: its cause and context stay
 
     hooked.keras_flow_hook = hook  # type: ignore[attr-defined]
     setattr(owner, attribute, hooked)

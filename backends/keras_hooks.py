@@ -34,7 +34,7 @@ from keras_flow.current.distribution import Distribution, active, as_under, hold
 from keras_flow.current.dry_run import is_dry_run
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
 from keras_flow.current.world import World
-from keras_flow.errors import FlowError, LayoutError, warn, without_library_frames
+from keras_flow.errors import FlowError, LayoutError, warn
 
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 #: loop -> the kind of function that it runs, step for step
@@ -84,13 +84,7 @@ def _entry(
         if not is_shared:
             return alone.run(distribution, original, model, *args, **kwargs)
         with scope, row_order.ordering() if name == "fit" else nullcontext():
-            try:
-                return _entered(distribution, original, model, given, *args, **kwargs)
-            except LayoutError as problems:
-                if not keras.config.is_traceback_filtering_enabled():
-                    raise
-                # it names variables and says what to do: frames of libraries would only bury it
-                raise without_library_frames(problems) from None
+            return _entered(distribution, original, model, given, *args, **kwargs)
 
 
 def _with_others(distribution: Distribution, model: keras.Model, name: str) -> AbstractContextManager[bool]:
@@ -189,7 +183,7 @@ def _refuse_empty(given: dict[str, object], method: str) -> None:
     data, size = given.get("x"), given.get("batch_size")
     if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0):
         raise FlowError(
-            f"{method} was given batch_size={size!r}; legal is a whole number of rows, at least 1; 0 and "
+            f"{method} was given batch_size={size!r}; legal is a whole number of at least 1 (rows); 0 and "
             "None stand for Keras's default"
         )
     if (data is None and given.get("y") is None) or (isinstance(data, (list, tuple, dict)) and not data):

@@ -78,8 +78,11 @@ class ComputedWhole(FlowWarning):
 
 #: beginnings of paths of code that is not the user's: ours (the backends by their own folder too), Python's, installed
 _HERE = Path(__file__).parent
+_OWN = (f"{_HERE}/", f"{_HERE.resolve().parent / 'backends'}/")
+#: it only calls what it wraps, and Keras leaves its own frames below out
+_WRAPPERS = "backends/hooking.py"
 _NOT_OF_USER = (
-    *(f"{_HERE}/", f"{_HERE.resolve().parent / 'backends'}/", "<frozen"),
+    *(*_OWN, "<frozen"),
     *(sysconfig.get_path("stdlib"), *site.getsitepackages(), site.getusersitepackages()),
 )
 #: parts of paths of Keras and the engines, and of what TensorFlow makes of functions that it traces
@@ -91,12 +94,30 @@ def is_of_user(file: str) -> bool:
     return not file.startswith(_NOT_OF_USER) and not any(part in file for part in _LIBRARIES)
 
 
-def without_library_frames(error: BaseException) -> BaseException:
+def without_library_frames(error: Exception) -> Exception:
     """An error whose traceback has no frames but the user's, as Keras's own errors have."""
+    return _with_frames(error, is_of_user)
+
+
+def without_own_frames(error: Exception) -> Exception:
+    """An error whose traceback has no frames of keras_flow, so that the user's line and the engine's stand together.
+
+    A `FlowError` says itself what to do: it keeps the user's frames alone. The frame that raised an error stays even if
+    it is of keras_flow: then the error may be a mistake of ours, and its report needs the line.
+    """
+    if isinstance(error, LayoutError):  # it names variables and says what to do: its cause would only bury it
+        error.__cause__, error.__suppress_context__ = None, True
+    if isinstance(error, FlowError):
+        return without_library_frames(error)
+    return _with_frames(error, lambda file: not file.startswith(_OWN), keeps_last=True)
+
+
+def _with_frames(error: Exception, is_kept: Callable[[str], bool], keeps_last: bool = False) -> Exception:
     frames: list[TracebackType] = []
     trace = error.__traceback__
     while trace is not None:
-        if is_of_user(trace.tb_frame.f_code.co_filename):
+        file = trace.tb_frame.f_code.co_filename
+        if is_kept(file) or (keeps_last and trace.tb_next is None and not file.endswith(_WRAPPERS)):
             frames.append(trace)
         trace = trace.tb_next
     kept: TracebackType | None = None

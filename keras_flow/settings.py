@@ -90,11 +90,13 @@ SETTINGS: Mapping[str, Setting] = {
         Setting(
             DEVICES,
             "the number of ranks",
-            "a whole number from 1 up",
+            "a whole number of at least 1",
             lambda text: _is_whole(text) and int(text) > 0,
             by_launcher=True,
         ),
-        Setting(RESTARTS, "how often the job was restarted", "a whole number from 0 up", _is_whole, by_launcher=True),
+        Setting(
+            RESTARTS, "how often the job was restarted", "a whole number of at least 0", _is_whole, by_launcher=True
+        ),
         Setting(JOB, "the private folder of the job", "a folder", bool, by_launcher=True),
         Setting(
             OWN_ACCELERATORS, "each process sees its own accelerators only", "1", ("1",).__contains__, by_launcher=True

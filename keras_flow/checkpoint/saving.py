@@ -136,7 +136,7 @@ def save_with(
     if not models.is_built(model):
         raise FlowError(f"model {model.name!r} is not built: call it on a batch, or build it, before it is saved")
     if keep is not None and keep < 1:
-        raise FlowError(f"keep={keep}: at least 1 checkpoint stays")
+        raise FlowError(f"keep={keep!r}: legal is a whole number of at least 1 (checkpoints), or None for all")
     here = backend().world()
     variables = names.named(model) | dict(beside)
     step = _step_of(model) if step is None else int(step)

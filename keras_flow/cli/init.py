@@ -110,7 +110,7 @@ def _asked_devices(script: Path) -> list[tuple[str, int]]:
 def _count(what: str, default: int) -> int:
     count = typer.prompt(what, default=default, type=int)
     if count < 1:
-        raise FlowError(f"keras-flow init: {what.lower()} {count}: legal is a whole number from 1 up.")
+        raise FlowError(f"keras-flow init: {what.lower()} {count}: legal is a whole number of at least 1.")
     return count
 
 

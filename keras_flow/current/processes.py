@@ -240,7 +240,9 @@ _READERS = (_of_rank, _of_open_mpi, _of_mpich, _of_slurm, _of_tf_config)
 
 def _number(environment: Mapping[str, str], name: str) -> int:
     if not environment[name].isdigit():
-        raise FlowError(f"the environment variable {name} is {environment[name]!r}; legal is a whole number from 0 up.")
+        raise FlowError(
+            f"the environment variable {name} is {environment[name]!r}; legal is a whole number of at least 0."
+        )
     return int(environment[name])
 
 

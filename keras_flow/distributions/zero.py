@@ -54,7 +54,7 @@ def zero_of(stage: int, axes: str | Sequence[str] | None, min_size: int, batch_a
         known = ", ".join(f"{number} ({what})" for number, what in STAGES.items())
         raise FlowError(f"zero={stage!r}: legal are 0 (nothing is split), {known}")
     if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise FlowError(f"zero_min_size is a number of elements, at least 1, got {min_size!r}")
+        raise FlowError(f"zero_min_size={min_size!r}: legal is a whole number of at least 1 (elements)")
     asked = tuple(batch_axes) if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
     wrong = [axis for axis in asked if axis not in batch_axes]
     if wrong:

@@ -219,7 +219,7 @@ def DistributedOptimizer(
     if op not in (Average, Sum, AverageOfPresent):
         raise FlowError(f"{here}: op is hvd.Average, hvd.Sum or hvd.AverageOfPresent, not {op!r}")
     if not isinstance(passes, int) or passes < 1:
-        raise FlowError(f"{here}: backward_passes_per_step={passes!r}; legal is a number from 1 up")
+        raise FlowError(f"{here}: backward_passes_per_step={passes!r}; legal is a whole number of at least 1")
     if passes > 1 and (optimizer.built or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)):
         raise FlowError(
             f"{here}: backward_passes_per_step > 1 is for an optimizer that was not used yet and has no loss scale"
@@ -229,7 +229,7 @@ def DistributedOptimizer(
     if not predivide > 0:
         raise FlowError(f"{here}: gradient_predivide_factor={predivide!r}; legal is a number above 0")
     if isinstance(groups, int) and groups < 1:
-        raise FlowError(f"{here}: groups={groups}; legal is a number from 1 up, or lists of variables")
+        raise FlowError(f"{here}: groups={groups}; legal is a whole number of at least 1, or lists of variables")
     install(backend())
     kind: Any = type(optimizer)
     made = _class_of(kind)

@@ -125,7 +125,7 @@ class ProcessSet:
     def __init__(self, ranks: Iterable[int]):
         self.ranks: list[int] = sorted(set(ranks))
         if not self.ranks or min(self.ranks) < 0:
-            raise FlowError(f"hvd.ProcessSet({self.ranks}): legal are ranks from 0 up, at least one")
+            raise FlowError(f"hvd.ProcessSet({self.ranks}): legal are one or more ranks, from 0 up")
 
     def included(self) -> bool:
         """Whether this process is in it."""

@@ -135,7 +135,7 @@ def _process_count(processes: int | None, ranks: int | None) -> int:
     count = processes or (1 if alone else ranks or 1)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1 or (ranks or count) % count:
         raise FlowError(
-            f"kf.run was asked for {ranks} ranks in processes={processes!r}; legal is a whole number from 1 up that "
+            f"kf.run was asked for {ranks} ranks in processes={processes!r}; legal is a whole number of at least 1 that "
             "divides the ranks."
         )
     if not alone and count != (ranks or count):

@@ -41,7 +41,7 @@ def run(
     for name, count in (("servers", servers), ("workers", workers)):
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise FlowError(
-                f"kf.run was given {name}={count!r}; legal is a whole number from 1 up, for both: kf.run(main, "
+                f"kf.run was given {name}={count!r}; legal is a whole number of at least 1, for both: kf.run(main, "
                 "servers=1, workers=2)"
             )
     assert servers is not None and workers is not None

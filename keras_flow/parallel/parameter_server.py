@@ -66,7 +66,7 @@ class ParameterServer(PipelineParallel):
         >>> kf.ParameterServer(staleness=-1)
         Traceback (most recent call last):
         ...
-        keras_flow.errors.FlowError: staleness is a number of updates, at least 0, or None for any; got -1
+        keras_flow.errors.FlowError: staleness=-1: legal is a whole number of at least 0 (updates), or None for any
     """
 
     def __init__(
@@ -81,7 +81,9 @@ class ParameterServer(PipelineParallel):
         if mode not in ("sync", "async"):
             raise FlowError(f'mode is "sync" or "async", got {mode!r}')
         if staleness is not None and (isinstance(staleness, bool) or not isinstance(staleness, int) or staleness < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise FlowError(f"staleness is a number of updates, at least 0, or None for any; got {staleness!r}")
+            raise FlowError(
+                f"staleness={staleness!r}: legal is a whole number of at least 0 (updates), or None for any"
+            )
         if staleness is not None and mode == "sync":
             raise FlowError(f'staleness={staleness} goes with mode="async"; with "sync" no gradient is stale')
         roles.refuse_engine()

@@ -37,7 +37,7 @@ def test_every_answer_is_one_line_and_meant(on_ranks: Callable[[str], Any], tmp_
         ("batch_axes=0", "batch_axes names an axis of the placement or several, got 0"),
         (
             "fit with batch_size=2.5",
-            "fit was given batch_size=2.5; legal is a whole number of rows, at least 1; 0 and ",
+            "fit was given batch_size=2.5; legal is a whole number of at least 1 (rows); 0 and ",
         ),
         ("fit of None", "fit was given no data: x is None; give at least one row"),
         ("keras-flow compare program.py --layouts dp0", "unknown layout 'dp0'"),

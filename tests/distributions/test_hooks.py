@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import traceback
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -54,6 +56,32 @@ def test_a_missing_target_is_an_error_that_names_it() -> None:
     hook = hooking.Hook("keras.Model", "no_such", lambda original: None, "for this test")
     with pytest.raises(kf.FlowError, match=r"keras_flow needs keras\.Model\.no_such, which keras 3"):
         hooking.install_one(hook)
+
+
+def _own_frames(error: BaseException) -> list[str]:
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return [Path(file).name for file in files if "keras_flow/" in file or "/backends/" in file]
+
+
+@pytest.mark.parametrize("pattern", ["kernel", "kernle"], ids=["wrong shape", "wrong rule"])
+def test_one_frame_of_ours_stands_in_a_traceback(pattern: str) -> None:
+    """As Keras's own frames do: the user's line, the place that shortened it, and what the engine or Keras says."""
+    columns, expected = (12, ValueError) if pattern == "kernel" else (16, kf.LayoutError)
+    with kf.ModelParallel(programs.HYBRID, rules={pattern: {"model": kf.sbp.split(0)}}).scope():
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(8), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    x, y = np.zeros((64, columns), "float32"), np.zeros((64, 2), "float32")
+    with pytest.raises(expected) as found:
+        model.fit(x, y, verbose=0)
+    assert _own_frames(found.value) == ["hooking.py"]
+    assert found.value.__cause__ is None
+    keras.config.disable_traceback_filtering()
+    try:
+        with pytest.raises(expected) as found:
+            model.fit(x, y, verbose=0)
+    finally:
+        keras.config.enable_traceback_filtering()
+    assert len(_own_frames(found.value)) > 3
 
 
 def compiled_step(count: int, distribution: kf.DataParallel | kf.ModelParallel, monkeypatch: pytest.MonkeyPatch) -> str:

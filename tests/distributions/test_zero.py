@@ -71,7 +71,7 @@ def test_small_variables_stay_whole() -> None:
     [
         ({"zero": 4}, r"zero=4: legal are 0 .*1 \(slots\), 2 \(slots and gradients\), 3 \(weights as well\)"),
         ({"zero": True}, r"zero=True: legal are 0"),
-        ({"zero": 1, "zero_min_size": 0}, r"zero_min_size is a number of elements, at least 1, got 0"),
+        ({"zero": 1, "zero_min_size": 0}, r"zero_min_size=0: legal is a whole number of at least 1"),
         ({"zero": 1, "zero_axes": "model"}, r"zero_axes names \['model'\]; .*which are \['data'\]"),
     ],
 )

@@ -201,7 +201,7 @@ def test_bad_input() -> None:
         except kf.FlowError as error:
             print(error)"""
     said = _refusal(f"pass{code}").splitlines()
-    assert said[0] == "staleness is a number of updates, at least 0, or None for any; got -1"
+    assert said[0] == "staleness=-1: legal is a whole number of at least 0 (updates), or None for any"
     assert said[1].endswith("got True") and said[2] == 'mode is "sync" or "async", got \'fast\''
     assert 'staleness=1 goes with mode="async"' in said[3] and "found no parameter servers" in said[4]
 

@@ -63,7 +63,7 @@ class Placeholder:
 def _placeholder(shape: Sequence[int], dtype: str, mirrored: bool) -> Placeholder:
     found = tuple(shape)
     if not found or any(not isinstance(each, int) or each < 1 for each in found):
-        raise FlowError(f"a Placeholder has the shape {shape!r}; legal are whole numbers from 1 up, rows first")
+        raise FlowError(f"a Placeholder has the shape {shape!r}; legal are whole numbers of at least 1, rows first")
     return Placeholder(found, dtype, mirrored)
 
 
