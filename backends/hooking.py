@@ -21,7 +21,7 @@ from keras_flow.backends import fingerprints
 from keras_flow.current import keras_places
 from keras_flow.current.distribution import Distribution, active, applied
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
-from keras_flow.errors import without_own_frames
+from keras_flow.errors import shorten
 
 
 def active_distribution(*args: object, **kwargs: object) -> Distribution | None:
@@ -185,9 +185,9 @@ def wrap(owner: object, attribute: str, hook: Hook) -> Callable[..., object]:
         try:
             return hook.replacement(found, original, *args, **kwargs)
         except Exception as error:
-            if not keras.config.is_traceback_filtering_enabled():
-                raise
-            raise without_own_frames(error)  # from the same error: its cause and context stay
+            if keras.config.is_traceback_filtering_enabled():
+                shorten(error)
+            raise
 
     hooked.keras_flow_hook = hook  # type: ignore[attr-defined]
     setattr(owner, attribute, hooked)

@@ -99,8 +99,8 @@ def without_library_frames(error: Exception) -> Exception:
     return _with_frames(error, is_of_user)
 
 
-def without_own_frames(error: Exception) -> Exception:
-    """An error whose traceback has no frames of keras_flow, so that the user's line and the engine's stand together.
+def shorten(error: Exception) -> None:
+    """Leave the frames of keras_flow out of an error, so that the user's line and the engine's stand together.
 
     A `FlowError` says itself what to do: it keeps the user's frames alone. The frame that raised an error stays even if
     it is of keras_flow: then the error may be a mistake of ours, and its report needs the line.
@@ -108,8 +108,9 @@ def without_own_frames(error: Exception) -> Exception:
     if isinstance(error, LayoutError):  # it names variables and says what to do: its cause would only bury it
         error.__cause__, error.__suppress_context__ = None, True
     if isinstance(error, FlowError):
-        return without_library_frames(error)
-    return _with_frames(error, lambda file: not file.startswith(_OWN), keeps_last=True)
+        without_library_frames(error)
+    else:
+        _with_frames(error, lambda file: not file.startswith(_OWN), keeps_last=True)
 
 
 def _with_frames(error: Exception, is_kept: Callable[[str], bool], keeps_last: bool = False) -> Exception:

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 from keras_flow import settings
 from keras_flow.backends import active
 from keras_flow.current.processes import find
-from keras_flow.errors import FlowError, LaunchError
+from keras_flow.errors import FlowError, LaunchError, shorten
 from keras_flow.launch import launcher, noise, on_ray, output, payload, rehearsal, roles, served
 from keras_flow.launch.job import Job, require_room, stated_timeout
 from keras_flow.runtime import versions
@@ -103,7 +103,11 @@ def run(
             noise.filter_stderr_of_engine()
         with _announced(ranks):
             init(devices)
-            return main(*args, **named)
+            try:
+                return main(*args, **named)
+            except Exception as error:
+                shorten(error)
+                raise
     if on is None:
         require_room(count)
     if on is None and rehearse:
@@ -135,8 +139,8 @@ def _process_count(processes: int | None, ranks: int | None) -> int:
     count = processes or (1 if alone else ranks or 1)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1 or (ranks or count) % count:
         raise FlowError(
-            f"kf.run was asked for {ranks} ranks in processes={processes!r}; legal is a whole number of at least 1 that "
-            "divides the ranks."
+            f"kf.run was asked for {ranks} ranks in processes={processes!r}; legal is a whole number of at least 1 "
+            "that divides the ranks."
         )
     if not alone and count != (ranks or count):
         raise FlowError(
