@@ -31,7 +31,7 @@ def formula(stage: int, ranks: int) -> float:
 
 
 def table(backends: list[str]) -> str:
-    """The table of docs/memory.md."""
+    """The table of docs/measurements.md."""
     lines = []
     for backend in backends:
         for ranks in RANKS:
