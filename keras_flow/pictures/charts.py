@@ -72,7 +72,7 @@ def curves(
     parts = [text(_LEFT, 13, title, 12, "start")]
     for level in _levels(least, greatest, floor):
         parts.append(f"<g opacity='.25'>{line(_LEFT, y_of(level), right, y_of(level))}</g>")
-        words = f"{level:.0e}" if floor is not None else f"{level:.3g}"
+        words = f"{level:.3g}" if floor is None else f"{'≤' * (level < 1.5 * floor)}{level:.0e}"
         parts.append(text(_LEFT - 6, y_of(level) + 4, words, 10, "end", dim=True))
     if limit:
         parts.append(

@@ -13,8 +13,8 @@ from keras_flow.pictures.svg import table
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: rows that a printed table shows; `to_dict` has all
-SHOWN = 20
+#: rows that a printed table shows where a deviation is over the tolerance; `rows` has all
+_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ComparedNumber:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of `dist.verify`; prints as a table, worst rows first.
+    """The result of `dist.verify`; prints as a table: the worst of each quantity, or all that is wrong.
 
     Attributes:
         model: name of the model.
@@ -84,6 +84,18 @@ class Verification:
         """Whether every deviation is within the tolerance."""
         return all(row.ok for row in self.rows)
 
+    @property
+    def _shown(self) -> tuple[ComparedNumber, ...]:
+        """The worst rows; where all is right, the worst of each quantity."""
+        return (
+            self.rows[:_SHOWN] if not self.ok else tuple({row.quantity: row for row in self.rows[::-1]}.values())[::-1]
+        )
+
+    def _more(self) -> str:
+        more = len(self.rows) - len(self._shown)
+        what = "more, each closer than these" if not self.ok else "more, each closer than its quantity's here"
+        return f"and {more} {what}" if more else ""
+
     def to_dict(self) -> dict[str, object]:
         """The result as JSON values."""
         return {**asdict(self), "rows": [asdict(row) for row in self.rows], "ok": self.ok}
@@ -119,15 +131,15 @@ class Verification:
             shown.add_column(column, overflow="fold")
         shown.add_column("deviation", justify="right")
         shown.add_column("of tolerance", justify="right")
-        for row in self.rows[:SHOWN]:
+        for row in self._shown:
             style = None if row.ok else "red"
             rows, _, uneven = row.batch.partition(" (")  # told once, below: names need the width
             cells = (row.quantity, row.name, row.mode, rows + "*" * bool(uneven), f"{row.deviation:.2e}")
             shown.add_row(*cells, _share(row.share), style=style)
-        more = f"and {len(self.rows) - SHOWN} more, each closer than these" if len(self.rows) > SHOWN else ""
-        starred = {row.batch.partition(" (")[2].rstrip(")") for row in self.rows[:SHOWN]} - {""}
+        starred = {row.batch.partition(" (")[2].rstrip(")") for row in self._shown} - {""}
         shown.caption = (
-            "\n".join(filter(None, (*(f"* rows that {each}" for each in sorted(starred)), more, self.note))) or None
+            "\n".join(filter(None, (*(f"* rows that {each}" for each in sorted(starred)), self._more(), self.note)))
+            or None
         )
         return shown
 
@@ -141,11 +153,10 @@ class Verification:
         )
         rows = [
             (row.quantity, row.name, row.mode, row.batch, f"{row.deviation:.2e}", _share(row.share), _bar(row.share))
-            for row in self.rows[:SHOWN]
+            for row in self._shown
         ]
         heads = ("quantity", "of", "mode", "batch", "deviation", "of tolerance", "")
-        more = f"and {len(self.rows) - SHOWN} more, each closer than these" if len(self.rows) > SHOWN else ""
-        notes = "".join(f"<div style='opacity:.7'>{escape(text)}</div>" for text in (more, self.note) if text)
+        notes = "".join(f"<div style='opacity:.7'>{escape(text)}</div>" for text in (self._more(), self.note) if text)
         return head + table(heads, rows, numbers=(4, 5)) + notes
 
     def __str__(self) -> str:

@@ -16,3 +16,17 @@ def test_worst_first_and_no_number_is_worst() -> None:
     assert not result.ok
     with pytest.raises(FlowError, match=r"2 of 3 comparisons are over the tolerance of 0\.0001"):
         result.raise_if_wrong()
+
+
+def test_where_all_is_right_the_worst_of_each_quantity_is_shown() -> None:
+    rows = [
+        ComparedNumber("8 rows", "training", quantity, f"m/{at}", 1e-9 * at, 0.1 * at)
+        for quantity in ("gradient", "update")
+        for at in range(1, 5)
+    ]
+    text = str(Verification.of("m", "dp2", "jax", 1e-6, rows))
+    assert text.count("m/4") == 2 and "m/3" not in text
+    assert "and 6 more, each closer than its quantity's here" in text
+    wrong = [*rows, ComparedNumber("8 rows", "training", "loss", "loss", 1.0, 2.0)]
+    text = str(Verification.of("m", "dp2", "jax", 1e-6, wrong))
+    assert text.count("m/") == 8 and "more" not in text
