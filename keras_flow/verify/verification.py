@@ -87,9 +87,12 @@ class Verification:
     @property
     def _shown(self) -> tuple[ComparedNumber, ...]:
         """The worst rows; where all is right, the worst of each quantity."""
-        return (
-            self.rows[:_SHOWN] if not self.ok else tuple({row.quantity: row for row in self.rows[::-1]}.values())[::-1]
-        )
+        if not self.ok:
+            return self.rows[:_SHOWN]
+        worst: dict[str, ComparedNumber] = {}
+        for row in self.rows:
+            worst.setdefault(row.quantity, row)
+        return tuple(worst.values())
 
     def _more(self) -> str:
         more = len(self.rows) - len(self._shown)

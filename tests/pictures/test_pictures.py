@@ -89,7 +89,7 @@ def test_curves_that_coincide_take_turns() -> None:
 
 def test_a_logarithmic_scale_has_its_limit_and_floor() -> None:
     picture = curves("Δ", [Curve("dp4", [0.0, 1e-6, float("nan")], 1)], limit=[1e-5, 1e-5, 1e-5], floor=1e-9)
-    assert "tolerance" in texts(picture) and "1e-09" in texts(picture)
+    assert "tolerance" in texts(picture) and "≤1e-09" in texts(picture)
     drawn = [each.get("points", "").split() for each in parsed(picture).iter() if each.tag.endswith("polyline")]
     assert [len(points) for points in drawn] == [3, 2, 2], "a value that is no number is left out"
     heights = [float(point.partition(",")[2]) for point in drawn[1]]
