@@ -1,6 +1,8 @@
 """Ways of data parallel training on torch, around the same Keras model: seconds of a step, and what is communicated.
 
-    python benchmarks/torch_data_parallel.py [--width 640] [--ranks 2] [--rounds 15]
+    python -m benchmarks.torch_data_parallel [--width 640] [--ranks 2] [--rounds 15] [--rate 2gbit]
+
+With `--rate` there are two ranks on two network namespaces, joined by a link that sends no faster (Linux `tc`; root).
 
 The ways take turns in one run, so that their ratios hold when the machine's speed drifts. Printed: median and spread
 of a step, the ratio to torch's DistributedDataParallel written by hand, and the all-reduces of one step with their
@@ -146,5 +148,22 @@ if __name__ == "__main__":
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rate", help="of a link between two ranks")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    print("\n".join(kf.run(main, devices=options.ranks, args=(options.width, options.rounds))))
+    if options.here:
+        kf.init()
+        lines = main(options.width, options.rounds)
+    elif options.rate:
+        from tests.launch import namespaces, programs
+
+        command = ["-m", "benchmarks.torch_data_parallel", "--here"]
+        command += ["--width", str(options.width), "--rounds", str(options.rounds)]
+        with namespaces.joined(options.rate) as hosts:
+            launchers = hosts.start(command, "torch", processes=1, timeout=200)
+            outputs = [programs.finish(launcher, 580) for launcher in launchers]
+        lines = [outputs[0][1]] if not any(code for code, _, _ in outputs) else [outputs[0][2], outputs[1][2]]
+    else:
+        lines = kf.run(main, devices=options.ranks, args=(options.width, options.rounds))
+    if not options.here or kf.env.is_main_process():
+        print("\n".join(lines))

@@ -4,6 +4,9 @@ A layer that reads a weight gets it gathered; the gradient goes back as a reduce
 weight until the backward pass has used it. It keeps a note instead, by which the weight is gathered again (hooks on
 saved tensors), so that a rank has few whole weights at any time. In FSDP's words: `reshard_after_forward`.
 
+While a layer computes, the weight that the step before gathered next is on its way already (`Order`). FSDP calls this
+prefetching. A rank then has two whole weights at a time.
+
 Example: a kernel [4, 8] on two ranks, of which rank 0 holds rows 0 and 1. `x K` gathers rows 2 and 3, computes, and
 drops them. The gradient of x gathers them again. Of the gradient of K, rank 0 receives rows 0 and 1 of rank 1's rows.
 """
@@ -11,6 +14,7 @@ drops them. The gradient of x gathers them again. Of the gradient of K, rank 0 r
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -92,7 +96,8 @@ def _gathered(
         sums = range(part.mesh.ndim) if step.inside is None or mean else step.inside.axes
     value = variable._value
     route = _Route(part, tuple(value.shape), tuple(sums), value.device_mesh.size() if mean else 1)
-    whole = _Assembled.apply(value, route) if value.requires_grad and torch.is_grad_enabled() else route.gathered(value)
+    gather = functools.partial(route.gathered if step.gathered is None else step.gathered.next, value, route)
+    whole = _Assembled.apply(value, route, gather) if value.requires_grad and torch.is_grad_enabled() else gather()
     _note(step, whole, variable, route)
     return whole, route
 
@@ -115,13 +120,15 @@ class _Route:
 
     def gathered(self, value: DTensor) -> torch.Tensor:
         """What this rank uses of a weight."""
+        return self.begun(value).wait()[0]
+
+    def begun(self, value: DTensor) -> slot_parts.PartsGather:
+        """What this rank uses of a weight, on its way."""
         own = value._local_tensor.detach()
         shape = list(own.shape)
         for axis, dim in self.part.axes:
             shape[dim] *= self.part.mesh.size(axis)
-        whole = own.new_empty(shape)
-        slot_parts.gather([own.contiguous()], [self.part], [whole])
-        return whole
+        return slot_parts.PartsGather([own.contiguous()], [self.part], [own.new_empty(shape)])
 
     def scattered(self, gradient: torch.Tensor) -> DTensor:
         """This rank's part of the sum of all ranks' gradients."""
@@ -139,14 +146,14 @@ class _Route:
 
 class _Assembled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, value, route):
+    def forward(ctx, value, route, gather):
         ctx.route = route
         ctx.set_materialize_grads(False)
-        return route.gathered(value)
+        return gather()
 
     @staticmethod
     def backward(ctx, grad):
-        return (None if grad is None else _Distributed.apply(grad, ctx.route)), None
+        return (None if grad is None else _Distributed.apply(grad, ctx.route)), None, None
 
 
 class _Distributed(torch.autograd.Function):
@@ -158,7 +165,11 @@ class _Distributed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return (None if grad is None else _Assembled.apply(grad, ctx.route) / ctx.route.divisor), None
+        return (None if grad is None else _again(grad, ctx.route)), None
+
+
+def _again(part: DTensor, route: _Route) -> torch.Tensor:
+    return _Assembled.apply(part, route, functools.partial(route.gathered, part)) / route.divisor
 
 
 @contextlib.contextmanager
@@ -197,18 +208,55 @@ class _Again:
     offset: int
 
 
+class Order:
+    """The weights that a step gathered, forward and backward, in order: the next step's are expected to be the same.
+
+    Each is `(value of the variable, route)`. A step that goes another way drops what came in vain, and gathers what it
+    needs.
+    """
+
+    def __init__(self) -> None:
+        self.expected: list[tuple[DTensor, _Route]] = []
+
+
 class Gathered:
     """The whole weights that the layers which are being called have: where each came from.
 
     All ranks gather alike, or they wait for each other without end. So nothing here depends on when Python frees a
-    tensor: a whole weight is held until its layer's call ends.
+    tensor: a whole weight is held until its layer's call ends, and an `Order` holds what it names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._seen: list[tuple[DTensor, _Route]] = []
+        self._coming: tuple[DTensor, int, _Route, slot_parts.PartsGather] | None = None
         #: where its memory is -> the whole weight, how often it was written, the variable's value, and its route
         self.sources: dict[int, tuple[torch.Tensor, int, DTensor, _Route]] = {}
         #: the one that the backward pass gathered last: a layer may have kept several views of it
         self._last: tuple[object, torch.Tensor] | None = None
+
+    def next(self, value: DTensor, route: _Route) -> torch.Tensor:
+        """What this rank uses of a weight; the one that is expected after it is on its way then."""
+        here, coming = len(self._seen), self._coming
+        self._seen.append((value, route))
+        whole = None
+        if coming is not None:
+            (arrived,) = coming[3].wait()
+            if coming[0] is value and coming[1] == value._local_tensor._version and coming[2] == route:
+                whole = arrived
+        if whole is None:
+            whole = route.gathered(value)
+        self._coming, expected = None, self._order.expected
+        if here + 1 < len(expected) and expected[here][0] is value:
+            following, its_route = expected[here + 1]
+            self._coming = following, following._local_tensor._version, its_route, its_route.begun(following)
+        return whole
+
+    def finish(self) -> None:
+        """The step has ended: the next one is expected to gather alike."""
+        if self._coming is not None:
+            self._coming[3].wait()
+        self._order.expected, self._coming = self._seen, None
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor | _Again:
         """What autograd keeps in a tensor's place."""
@@ -243,7 +291,7 @@ class Gathered:
         if self._last is None or self._last[0] != key:
             self._last = None
             with torch.no_grad():
-                self._last = key, kept.route.gathered(kept.value).to(kept.dtype)
+                self._last = key, self.next(kept.value, kept.route).to(kept.dtype)
         return self._last[1].as_strided(kept.size, kept.stride, kept.offset)
 
 
@@ -254,14 +302,20 @@ def _note(step: RunningStep, whole: torch.Tensor, variable: keras.Variable, rout
 
 
 @contextlib.contextmanager
-def not_kept(step: RunningStep) -> Iterator[None]:
-    """Inside, autograd keeps no whole weight of a step that trains with `zero=3`."""
+def not_kept(step: RunningStep, order: Order) -> Iterator[None]:
+    """Inside, autograd keeps no whole weight of a step with `zero=3`.
+
+    Args:
+        step: the step.
+        order: of the same function's steps.
+    """
     if not step.distribution.gathers_weights:
         yield
         return
-    step.gathered = Gathered()
+    step.gathered = Gathered(order)
     try:
         with torch.autograd.graph.saved_tensors_hooks(step.gathered.keep, step.gathered.give):
             yield
+        step.gathered.finish()
     finally:
         step.gathered = None

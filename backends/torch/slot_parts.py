@@ -208,7 +208,8 @@ def held(variables: Sequence[keras.Variable], parts: Sequence[SlotPart | None]) 
     for indices in by_axes.values():
         for group in buckets([pieces[index].nbytes for index in indices]):
             chosen = [indices[place] for place in group]
-            gather([own[at] for at in chosen], [split[at][1] for at in chosen], [pieces[at] for at in chosen])
+            mine, into = [own[at] for at in chosen], [pieces[at] for at in chosen]
+            PartsGather(mine, [split[at][1] for at in chosen], into).wait()
 
 
 def _local(variable: keras.Variable) -> torch.Tensor:
@@ -216,24 +217,40 @@ def _local(variable: keras.Variable) -> torch.Tensor:
     return value._local_tensor if isinstance(value, DTensor) else value
 
 
-def gather(own: Sequence[torch.Tensor], parts: Sequence[SlotPart], into: Sequence[torch.Tensor]) -> None:
-    """Write the parts of all ranks over these pieces."""
-    mesh = parts[0].mesh
-    for at in reversed(range(len(parts[0].axes))):
-        axis, dim = parts[0].axes[at]
-        count, group = mesh.size(axis), mesh.get_group(axis)
+class PartsGather:
+    """The parts of all ranks, on their way into these pieces: along the last axis at once, along others at `wait`."""
+
+    def __init__(self, own: Sequence[torch.Tensor], parts: Sequence[SlotPart], into: Sequence[torch.Tensor]):
+        self._parts, self._into = parts, into
+        self._send(own, len(parts[0].axes) - 1)
+
+    def _send(self, own: Sequence[torch.Tensor], at: int) -> None:
+        axis, dim = self._parts[0].axes[at]
+        group = self._parts[0].mesh.get_group(axis)
+        self._own = own
         # rows of a single variable are gathered in place
-        if len(own) == 1 and dim == 0 and at == 0 and into[0].is_contiguous():
-            dist.all_gather_single(into[0], own[0], group=group)
-            return
-        flat = torch.cat([each.reshape(-1) for each in own])
-        gathered = flat.new_empty((count, flat.numel()))
-        dist.all_gather_single(gathered.view(-1), flat, group=group)
-        sizes = [each.numel() for each in own]
-        columns = gathered.split(sizes, dim=1)
-        own = [
-            torch.cat([row.view(each.shape) for row in column], part.axes[at][1])
-            for column, each, part in zip(columns, own, parts, strict=True)
-        ]
-    for whole, piece in zip(own, into, strict=True):
-        piece.copy_(whole)
+        self._in_place = len(own) == 1 and dim == 0 and at == 0 and self._into[0].is_contiguous()
+        if self._in_place:
+            self._sent, self._arrived = own[0], self._into[0]
+        else:
+            self._sent = torch.cat([each.reshape(-1) for each in own])
+            self._arrived = self._sent.new_empty(self._parts[0].mesh.size(axis) * self._sent.numel())
+        self._work = dist.all_gather_single(self._arrived, self._sent, group=group, async_op=True)
+
+    def wait(self) -> Sequence[torch.Tensor]:
+        """The whole pieces."""
+        for at in reversed(range(len(self._parts[0].axes))):
+            if at + 1 < len(self._parts[0].axes):
+                self._send(own, at)  # noqa: F821  # what came along the axis after it
+            if self._work is not None:
+                self._work.wait()
+            if self._in_place:
+                return self._into
+            columns = self._arrived.view(-1, self._sent.numel()).split([each.numel() for each in self._own], dim=1)
+            own = [
+                torch.cat([row.view(each.shape) for row in column], part.axes[at][1])
+                for column, each, part in zip(columns, self._own, self._parts, strict=True)
+            ]
+        for piece, whole in zip(self._into, own, strict=True):
+            piece.copy_(whole)
+        return self._into

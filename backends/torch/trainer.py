@@ -157,7 +157,7 @@ def retrack(model: keras.Layer) -> None:
 
 
 def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) -> Callable[..., object]:
-    compared = 0
+    compared, order = 0, gathered_weights.Order()
 
     def step(data: object) -> object:
         nonlocal compared
@@ -179,11 +179,11 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
             if trains and distribution.zero_stage:
                 optimizer.watch(model.trainable_variables)
             this = RunningStep(distribution, consistent=True, readers=readers)
-            with running(this), gathered_weights.not_kept(this):
+            with running(this), gathered_weights.not_kept(this, order):
                 out = leaves.mapped(variables.to_logical, function(batches.put_batch(data, distribution)))
                 out = _settled_logs(out, readers)
         else:
-            out = _mirrored_step(model, distribution, function, data, readers, trains)
+            out = _mirrored_step(model, distribution, function, data, readers, trains, order)
         if compared < states.STEPS:
             compared += 1
             copies.compare_state(model, distribution.placement)
@@ -200,13 +200,14 @@ def _mirrored_step(
     data: object,
     readers: LogReaders | None,
     trains: bool,
+    order: gathered_weights.Order,
 ) -> object:
     reducer = gradient_buckets.reducer(distribution.placement)
     if trains:
         reducer.attach(model.trainable_variables)
     try:
         step = RunningStep(distribution, consistent=False, readers=readers)
-        with running(step), gathered_weights.not_kept(step):
+        with running(step), gathered_weights.not_kept(step, order):
             return _settled_logs(leaves.mapped(split_rows.gathered, function(data)), readers)
     finally:
         reducer.reset()

@@ -164,8 +164,10 @@ def _gather_used(step: StepCost, call: graphs.LayerCall) -> None:
             step.send("all_gather", axes, size, "backward", call.path, variable.name, _HELD_SPLIT)
         if keeps:
             step.activations += size
-        if step.traffic.gathers_again:  # the gradient, as it is packed and as it arrives
-            step.workspace = max(step.workspace, 3 * size)
+        if (
+            step.traffic.gathers_again
+        ):  # the gradient, as it is packed and as it arrives, and the weight that comes next
+            step.workspace = max(step.workspace, 4 * size)
 
 
 def explained(step: StepCost, call: graphs.LayerCall) -> CallMemory:

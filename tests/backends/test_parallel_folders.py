@@ -111,6 +111,7 @@ NAMES = {
     "gathered_weights": {
         "gathering_step": "JAX's step is traced as a whole",
         "Gathered is_held_split placements_of_use plain within_call": "torch's layers run one by one, on plain tensors",
+        "Order": "XLA's scheduler and TensorFlow's executor see the whole step",
     },
     "host_calls": {
         "cut": "a program of XLA cannot wait for another one, so it is cut",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 MODULES = (
     "checks",
     "faults",
+    "held_split",
     "mixing",
     "placements",
     "operators",
