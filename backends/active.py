@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from keras_flow import settings
@@ -31,7 +32,7 @@ def backend() -> Backend:
             f"The active Keras backend is {name!r}, which has global tensors and boxing and trains nothing. Set the "
             f"environment variable KERAS_BACKEND to {in_words(that_train())} before keras is imported."
         )
-    return cast("Backend", importlib.import_module(f"keras_flow.backends.{name}"))
+    return cast("Backend", _folder(name))
 
 
 @functools.cache  # asked before every redistribution
@@ -41,7 +42,15 @@ def tensor_engine() -> TensorEngine:
     Raises:
         FlowError: the backend is none of the supported ones, or its engine is not installed.
     """
-    return cast("TensorEngine", importlib.import_module(f"keras_flow.backends.{checked_name()}"))
+    return cast("TensorEngine", _folder(checked_name()))
+
+
+@functools.cache
+def _folder(name: str) -> ModuleType:
+    """The module that is an engine's folder."""
+    # first, while no module of the folder is half imported: `on_import` asks some of them as Keras is there
+    importlib.import_module("keras")
+    return importlib.import_module(f"keras_flow.backends.{name}")
 
 
 def checked_name() -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from keras_flow.backends import meeting
 from keras_flow.backends.active import tensor_engine
+from keras_flow.backends.rendezvous import meeting
 from keras_flow.boxing.simulate import check_shards
 from keras_flow.boxing.spec import BoxingPlan
 from keras_flow.current import last_call

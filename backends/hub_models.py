@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from keras_flow import atomic
-from keras_flow.backends import shared_files
 from keras_flow.backends.active import backend
+from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import Hook, active_distribution, wrap
 from keras_flow.current import models
 from keras_flow.current.distribution import Distribution

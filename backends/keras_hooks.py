@@ -12,22 +12,12 @@ import keras
 import numpy as np
 from keras import tree
 
-from keras_flow.backends import (
-    alone,
-    backups,
-    built_late,
-    dry_run_hooks,
-    exporting,
-    hub_models,
-    meeting,
-    rematerialized,
-    row_order,
-    states,
-    symbolic,
-    weights_files,
-)
+from keras_flow.backends import built_late, dry_run_hooks, hub_models, rematerialized, states, symbolic
 from keras_flow.backends.active import backend
+from keras_flow.backends.files import backups, exporting, weights_files
 from keras_flow.backends.hooking import Hook, always, declared, hook
+from keras_flow.backends.reading import row_order
+from keras_flow.backends.rendezvous import alone, meeting
 from keras_flow.current import dry_run, loops, models, pausing
 from keras_flow.current.creator import creating
 from keras_flow.current.distribution import Distribution, active, as_under, holding

@@ -27,7 +27,8 @@ def arrange() -> None:
 def _install() -> None:
     name = "keras_flow.backends.keras_distribution"
     places, distribution = "keras_flow.current.keras_places", "keras_flow.current.distribution"
-    for file, last in ((name, "install"), (places, "private"), (distribution, "active")):
+    hooking = "keras_flow.backends.hooking"
+    for file, last in ((name, "install"), (places, "private"), (distribution, "active"), (hooking, "install_each")):
         if file in sys.modules and not hasattr(sys.modules[file], last):
             return  # this file of ours imports Keras right now, for a public name that calls `arrange` in the end
     # a version of Keras that does not fit is told by the first distribution, and not by `import keras`

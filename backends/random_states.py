@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_flow.backends import agreement, meeting
 from keras_flow.backends.active import tensor_engine
+from keras_flow.backends.rendezvous import agreement, meeting
 from keras_flow.errors import warn
 
 if TYPE_CHECKING:

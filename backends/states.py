@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keras_flow import sbp
-from keras_flow.backends import agreement
+from keras_flow.backends.rendezvous import agreement
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
 

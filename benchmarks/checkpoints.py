@@ -145,7 +145,7 @@ def job(names: list[str], megabytes: float, rounds: int, folder: str) -> None:
     """Measure the ways in turn, in every process; the first one prints a row of each."""
     import keras_flow as kf
     from keras_flow import comm
-    from keras_flow.backends import agreement
+    from keras_flow.backends.rendezvous import agreement
 
     model = build(megabytes)
     made = {name: ways(model)[name]() for name in names}

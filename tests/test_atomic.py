@@ -142,7 +142,7 @@ def test_an_index_of_others_removes_no_file_of_theirs(tmp_path: Path) -> None:
     """What an index names is removed with it only where it is one of Keras's files beside it."""
     import json
 
-    from keras_flow.backends import whole_files
+    from keras_flow.backends.files import whole_files
 
     def save(weights: dict[str, str | list[str]]) -> None:
         def write(model: object, path: Path, overwrite: bool = True, max_shard_size: float | None = None) -> None:

@@ -21,6 +21,11 @@ ROOT = Path(__file__).parents[1]
 #: pattern of source files -> tests, most telling first; all patterns that match count
 MAP: dict[str, tuple[str, ...]] = {
     "backends/*.py": ("tests/backends/test_*.py",),
+    "backends/rendezvous/*.py": ("tests/doors/test_alone.py", "tests/backends/rendezvous"),
+    "backends/row_wise/*.py": ("tests/backends/row_wise", "tests/backends/torch/test_beliefs.py"),
+    "backends/reading/*.py": ("tests/backends/reading", "tests/parity/test_reading.py"),
+    "backends/files/*.py": ("tests/backends/files", "tests/doors"),
+    "backends/mail/*.py": ("tests/pipelines",),
     "backends/fingerprints/*.py": ("tests/backends/test_fingerprints.py",),
     "backends/jax/*.py": ("tests/backends/jax", "tests/parity/test_grid.py"),
     "backends/tensorflow/*.py": ("tests/backends/tensorflow", "tests/parity/test_grid.py"),
@@ -29,7 +34,7 @@ MAP: dict[str, tuple[str, ...]] = {
     "backends/*/boxing.py": ("tests/conformance/test_boxing.py",),
     "backends/*/*collectives.py": ("tests/comm", "tests/conformance"),
     "backends/*/processes.py": ("tests/launch", "tests/parity/test_processes.py"),
-    "backends/*/reading*.py": ("tests/backends/test_reading.py", "tests/parity/test_reading.py"),
+    "backends/*/reading*.py": ("tests/backends/reading/test_reading.py", "tests/parity/test_reading.py"),
     "backends/*/random.py": ("tests/backends/test_logical_random.py",),
     "backends/*/profil*.py": ("tests/timeline",),
     "backends/*/replica.py": ("tests/comm",),

@@ -14,9 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from keras import tree
 
 from keras_flow import sbp
-from keras_flow.backends.batch_watch import BatchWatch, PartOfRows
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.jax.layouts import engine_layout
+from keras_flow.backends.reading.batch_watch import BatchWatch, PartOfRows
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import data_adapter_utils
 from keras_flow.errors import FlowError

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, reading_sources, shared_files
+from keras_flow.backends import logical_random
+from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import Hook, declared
 from keras_flow.backends.jax import (
     convolutions,
@@ -17,12 +18,13 @@ from keras_flow.backends.jax import (
     trainer,
     variables,
 )
+from keras_flow.backends.reading import sources
 
 
 def hooks() -> tuple[Hook, ...]:
     """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
     return (
         *declared(variables, gathered_weights, data, trainer, host_calls),
-        *reading_sources.hooks(reading.READER),
+        *sources.hooks(reading.READER),
         *declared(rematerialized, convolutions, layers, optimizer, logical_random, fourier, shared_files),
     )

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_flow.backends import leaves, reading_sources, row_order
+from keras_flow.backends import leaves
 from keras_flow.backends.jax.devices import world
-from keras_flow.backends.reading import ProcessRows, ReadingEngine
+from keras_flow.backends.reading import row_order, sources
+from keras_flow.backends.reading.process_rows import ProcessRows, ReadingEngine
 from keras_flow.current.distribution import active
 from keras_flow.current.keras_places import array_slicing
 from keras_flow.layout import Layout
@@ -33,7 +34,7 @@ def part_of_batches(*args: object, **kwargs: object) -> ProcessRows | None:
 
 def loader(part: ProcessRows, whole: Callable[[Any], Any], adapter: object) -> Iterable:
     """Batches of which this process reads its rows."""
-    return iter(reading_sources.batches(part, _ENGINE, whole, adapter))
+    return iter(sources.batches(part, _ENGINE, whole, adapter))
 
 
 def ordered(original: Callable[[Any], Any], adapter: Any) -> Iterator[object]:
@@ -54,4 +55,4 @@ _ENGINE = ReadingEngine(
     "jax", from_sliced=lambda array, sliced: array.convert_to_jax_compatible(sliced), from_host=_on_host
 )
 
-READER = reading_sources.AdapterReader("get_jax_iterator", part_of_batches, loader, ordered)
+READER = sources.AdapterReader("get_jax_iterator", part_of_batches, loader, ordered)

@@ -12,11 +12,13 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from keras_flow.backends import meeting, messages, shared_files, weights_files
+from keras_flow.backends.files import shared_files, weights_files
 from keras_flow.backends.hooking import hook, layout_over_ranks
 from keras_flow.backends.jax import creation
 from keras_flow.backends.jax.devices import world
 from keras_flow.backends.jax.layouts import engine_layout
+from keras_flow.backends.mail import stage_messages
+from keras_flow.backends.rendezvous import meeting
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.keras_places import in_stateless_scope
 from keras_flow.current.variable_layout import KerasLayout, is_elsewhere, keras_layout, stage_rank
@@ -250,7 +252,7 @@ def _of_stage(value: jax.Array, layout: KerasLayout | None) -> np.ndarray:
     if layout is None or layout.distribution.stage_rank is None:
         return np.asarray(value)
     here = None if is_elsewhere(layout, world().local_ranks) else value
-    return np.asarray(messages.from_process_of(layout.distribution.stage_rank, here, False))
+    return np.asarray(stage_messages.from_process_of(layout.distribution.stage_rank, here, False))
 
 
 def gathered(value: jax.Array) -> jax.Array:

@@ -5,13 +5,13 @@ This module is the backend: it has the names of `keras_flow.backends.interface.B
 
 from typing import TYPE_CHECKING
 
-from keras_flow.backends.agreement import agree_on as agree_on
-from keras_flow.backends.messages import from_process_of as from_process_of
-from keras_flow.backends.messages import receive_tensors as receive_tensors
-from keras_flow.backends.messages import send_tensors as send_tensors
-from keras_flow.backends.messages import sum_over_processes as sum_over_processes
-from keras_flow.backends.messages import sum_over_ranks as sum_over_ranks
-from keras_flow.backends.shared_files import write_alone as write_alone
+from keras_flow.backends.files.shared_files import write_alone as write_alone
+from keras_flow.backends.mail.stage_messages import from_process_of as from_process_of
+from keras_flow.backends.mail.stage_messages import receive_tensors as receive_tensors
+from keras_flow.backends.mail.stage_messages import send_tensors as send_tensors
+from keras_flow.backends.mail.stage_messages import sum_over_processes as sum_over_processes
+from keras_flow.backends.mail.stage_messages import sum_over_ranks as sum_over_ranks
+from keras_flow.backends.rendezvous.agreement import agree_on as agree_on
 from keras_flow.backends.tensorflow.boxing import redistribute as redistribute
 from keras_flow.backends.tensorflow.capabilities import capabilities as capabilities
 from keras_flow.backends.tensorflow.collectives import exchange as exchange

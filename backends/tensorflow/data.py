@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import tree
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends.batch_watch import PartOfRows
+from keras_flow.backends.reading.batch_watch import PartOfRows
 from keras_flow.backends.tensorflow.devices import host_device
 from keras_flow.backends.tensorflow.layouts import MeshView, view_of
 from keras_flow.backends.tensorflow.mesh_values import is_dtensor, to_logical

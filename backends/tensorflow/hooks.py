@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, reading_sources, shared_files
+from keras_flow.backends import logical_random
+from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import Hook, declared
+from keras_flow.backends.reading import sources
 from keras_flow.backends.tensorflow import (
     convolutions,
     counting,
@@ -33,7 +35,7 @@ def hooks() -> tuple[Hook, ...]:
     """The hooks of this engine; those common to all are in `keras_flow.backends.keras_hooks`."""
     return (
         *declared(variables, trainer, host_calls),
-        *reading_sources.hooks(reading.READER),
+        *sources.hooks(reading.READER),
         *declared(rematerialized, layers, optimizer, random),
         *declared(operations, graph_operations, substitutes, slices, convolutions, windows),
         *declared(images, counting, linear_algebra, tables),

@@ -12,8 +12,8 @@ from keras import ops, tree
 from keras.backend import epsilon, result_type
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends import meeting
 from keras_flow.backends.hooking import always, hook
+from keras_flow.backends.rendezvous import meeting
 from keras_flow.backends.tensorflow import optimizer, replica_math
 from keras_flow.backends.tensorflow.layouts import view_of
 from keras_flow.backends.tensorflow.mesh_values import is_dtensor, to_logical

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends import weights_files
+from keras_flow.backends.files import weights_files
 from keras_flow.backends.tensorflow import processes
 from keras_flow.backends.tensorflow.devices import host_device
 

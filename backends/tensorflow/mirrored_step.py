@@ -9,8 +9,9 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_flow.backends import own_code, row_interaction, row_operations, states
+from keras_flow.backends import states
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.row_wise import own_code, row_interaction, row_operations
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import host_device
 from keras_flow.backends.tensorflow.mirrored_strategy import is_mirrored, shards, strategy_of

@@ -19,7 +19,7 @@ from tensorflow.python.distribute import (  # pyright: ignore[reportMissingImpor
     collective_all_reduce_strategy,
 )
 
-from keras_flow.backends import shared_files
+from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.processes import JOB, addresses, joined

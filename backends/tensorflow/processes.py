@@ -1,7 +1,7 @@
 """Several processes on TensorFlow: clients of one DTensor system, each a gRPC server of its own.
 
 TensorFlow's coordination service, which the first of them runs, holds what they tell each other; see
-`keras_flow.backends.agreement` for what that is.
+`keras_flow.backends.rendezvous.agreement` for what that is.
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ def _collected_addresses(described: processes.Processes, limit: float) -> tuple[
     until = time.monotonic() + limit
     addresses = {0: f"{described.host}:{_free_port()}"}
     others = []
-    with channel.Meeting(described.host, described.port, joining.token()) as meeting:
+    with channel.Listener(described.host, described.port, joining.token()) as listener:
         while len(addresses) < described.count:
             try:
-                other, hello = meeting.arrivals.get(timeout=max(0.01, until - time.monotonic()))
+                other, hello = listener.arrivals.get(timeout=max(0.01, until - time.monotonic()))
             except queue.Empty:
                 missing = sorted(set(range(described.count)) - set(addresses))
                 raise ConnectionError(f"processes {missing} did not come") from None

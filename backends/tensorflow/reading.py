@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_flow.backends import reading_sources, row_order
-from keras_flow.backends.reading import ProcessRows, ReadingEngine, one_ahead
+from keras_flow.backends.reading import row_order, sources
+from keras_flow.backends.reading.process_rows import ProcessRows, ReadingEngine, one_ahead
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.devices import world
 from keras_flow.backends.tensorflow.layouts import view_of
@@ -71,7 +71,7 @@ class OwnRowsIterator:
 
 def loader(part: ProcessRows, whole: Callable[[Any], Any], adapter: Any) -> OwnRowsDataset:
     """Batches of which this process reads its rows."""
-    return OwnRowsDataset(reading_sources.batches(part, _ENGINE, whole, adapter), adapter.num_batches)
+    return OwnRowsDataset(sources.batches(part, _ENGINE, whole, adapter), adapter.num_batches)
 
 
 def ordered(original: Callable[[Any], tf.data.Dataset], adapter: Any) -> tf.data.Dataset:
@@ -112,4 +112,4 @@ _ENGINE = ReadingEngine(
     makes_tf_data=True,
 )
 
-READER = reading_sources.AdapterReader("get_tf_dataset", part_of_batches, loader, ordered)
+READER = sources.AdapterReader("get_tf_dataset", part_of_batches, loader, ordered)

@@ -14,8 +14,8 @@ import tensorflow as tf
 from keras import tree
 
 from keras_flow.backends import random_states
-from keras_flow.backends.batch_watch import BatchWatch
 from keras_flow.backends.hooking import always, hook
+from keras_flow.backends.reading.batch_watch import BatchWatch
 from keras_flow.backends.tensorflow import mirrored_strategy, profiled_programs, unpartitioned
 from keras_flow.backends.tensorflow.capabilities import capabilities
 from keras_flow.backends.tensorflow.data import MeshBatch, gathered, put_batch

@@ -14,8 +14,10 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 from tensorflow.python.ops import resource_variable_ops
 
-from keras_flow.backends import meeting, messages, shared_files
+from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.mail import stage_messages
+from keras_flow.backends.rendezvous import meeting
 from keras_flow.backends.tensorflow import creation, mirrored_strategy, processes, tables
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, relayout, view_of
@@ -216,7 +218,7 @@ def to_host(value: tf.Tensor | keras.Variable) -> np.ndarray:
         rank = stage_rank(value)
         if rank is not None and _is_of_one_process(value):
             here = None if isinstance(value._value, AbsentVariable) else value._value.read_value()
-            return np.asarray(messages.from_process_of(rank, here, False))
+            return np.asarray(stage_messages.from_process_of(rank, here, False))
         value = value._value
     return on_host(value) if isinstance(value, tf.Tensor | tf.Variable) else value.numpy()
 

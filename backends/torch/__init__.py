@@ -5,7 +5,7 @@ This module is the backend: it has the names of `keras_flow.backends.interface.B
 
 from typing import TYPE_CHECKING
 
-from keras_flow.backends.agreement import agree_on as agree_on
+from keras_flow.backends.rendezvous.agreement import agree_on as agree_on
 from keras_flow.backends.torch.boxing import redistribute as redistribute
 from keras_flow.backends.torch.capabilities import capabilities as capabilities
 from keras_flow.backends.torch.collectives import exchange as exchange

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import row_interaction
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.row_wise import row_interaction
 from keras_flow.backends.torch import layouts, slot_parts, variables
 from keras_flow.backends.torch.slot_parts import SlotPart
 from keras_flow.backends.torch.step import RunningStep, current_step

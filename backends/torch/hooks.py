@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from keras_flow.backends import logical_random, reading_sources, shared_files
+from keras_flow.backends import logical_random
+from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import Hook, declared
+from keras_flow.backends.reading import sources
 from keras_flow.backends.torch import (
     attention,
     ddp_of_keras,
@@ -38,7 +40,7 @@ def hooks() -> tuple[Hook, ...]:
         *ddp_of_keras.hooks(),
         *attention.hooks(),
         *declared(variables, gathered_weights, saving, reading_dtensors, trainer),
-        *reading_sources.hooks(reading.READER),
+        *sources.hooks(reading.READER),
         *declared(mirrored, step, rematerialized, layers, shapes, split_layers, losses),
         *metrics.hooks(),
         *declared(partial_numbers, log_readers, optimizer, random, logical_random, shared_files, generation, relayout),

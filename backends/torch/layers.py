@@ -10,8 +10,10 @@ import keras
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import leaves, meeting, own_code
+from keras_flow.backends import leaves
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.rendezvous import meeting
+from keras_flow.backends.row_wise import own_code
 from keras_flow.backends.torch import (
     data,
     gathered_weights,

@@ -15,7 +15,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from keras_flow import sbp
-from keras_flow.backends import agreement
+from keras_flow.backends.rendezvous import agreement
 from keras_flow.backends.torch import devices
 from keras_flow.current.distribution import check_activation, expected
 from keras_flow.current.keras_places import get_keras_mask, set_keras_mask

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from keras_flow.backends import leaves, row_operations, row_sums
+from keras_flow.backends import leaves
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.row_wise import row_operations, row_sums
 from keras_flow.backends.torch import data, layouts, local_tensors, partial_numbers, rowwise_calls, split_rows
 from keras_flow.backends.torch.split_rows import SplitRows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step

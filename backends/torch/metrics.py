@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import leaves, row_sums
+from keras_flow.backends import leaves
 from keras_flow.backends.hooking import Hook, declared, hook
+from keras_flow.backends.row_wise import row_sums
 from keras_flow.backends.torch import layers, losses, partial_numbers, rowwise_calls, split_rows, step
 from keras_flow.backends.torch.partial_numbers import PartialNumber
 from keras_flow.backends.torch.split_rows import DeferredTensor

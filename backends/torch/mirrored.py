@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import leaves, row_interaction
+from keras_flow.backends import leaves
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.row_wise import row_interaction
 from keras_flow.backends.torch import data, gradient_buckets, layouts, split_rows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.errors import FlowError

@@ -1,6 +1,6 @@
 """Several processes on PyTorch: joined by torch.distributed, whose store holds what they tell each other.
 
-See `keras_flow.backends.agreement` for what that is.
+See `keras_flow.backends.rendezvous.agreement` for what that is.
 """
 
 from __future__ import annotations

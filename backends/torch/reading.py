@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from keras_flow.backends import leaves, reading_sources, row_order
-from keras_flow.backends.batch_watch import PartOfRows
-from keras_flow.backends.reading import ProcessRows, ReadingEngine
+from keras_flow.backends import leaves
+from keras_flow.backends.reading import row_order, sources
+from keras_flow.backends.reading.batch_watch import PartOfRows
+from keras_flow.backends.reading.process_rows import ProcessRows, ReadingEngine
 from keras_flow.backends.torch import data, layouts, mirrored, split_rows
 from keras_flow.backends.torch.step import OwnRows
 from keras_flow.current.distribution import Distribution, active
@@ -72,7 +73,7 @@ class LogicalBatches:
         self.batches, self.distribution = batches, distribution
 
     def __iter__(self) -> Iterator[object]:
-        # begun here: see `keras_flow.backends.reading.ArrayBatches`
+        # begun here: see `keras_flow.backends.reading.process_rows.ArrayBatches`
         return self._logical(iter(self.batches))
 
     def _logical(self, batches: Iterator[object]) -> Iterator[object]:
@@ -95,7 +96,7 @@ def loader(part: ProcessRows, whole: Callable[[Any], Any], adapter: object) -> I
         batches = whole(source)
         return RowNumbers(batches) if type(source).__name__ == "ArrayDataAdapter" else batches
 
-    return LogicalBatches(reading_sources.batches(part, _ENGINE, rows_or_stock, adapter), distribution)
+    return LogicalBatches(sources.batches(part, _ENGINE, rows_or_stock, adapter), distribution)
 
 
 class OrderedBatches:
@@ -131,4 +132,4 @@ _ENGINE = ReadingEngine(
     begins=_begin,
 )
 
-READER = reading_sources.AdapterReader("get_torch_dataloader", part_of_batches, loader, ordered)
+READER = sources.AdapterReader("get_torch_dataloader", part_of_batches, loader, ordered)

@@ -16,7 +16,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from keras_flow.backends import leaves, row_interaction
+from keras_flow.backends import leaves
+from keras_flow.backends.row_wise import row_interaction
 from keras_flow.backends.torch import data, gathered_weights, layouts, local_tensors, short_calls, variables
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing
 from keras_flow.current.keras_places import get_keras_mask, in_stateless_scope, set_keras_mask

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import agreement, meeting, shared_files
+from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import always, hook
+from keras_flow.backends.rendezvous import agreement, meeting
 from keras_flow.backends.torch import gather_blocks, layouts, reading_dtensors, variables
 from keras_flow.current import keras_places
 from keras_flow.current.keras_places import engine_core as core

@@ -25,8 +25,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from keras_flow.backends import row_interaction
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.row_wise import row_interaction
 from keras_flow.backends.torch import data, gathered_weights, layouts, local_tensors, rowwise_calls, variables
 from keras_flow.backends.torch.step import RunningStep, computing, current_step
 from keras_flow.current.keras_places import in_stateless_scope

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as torch_distributed
 from torch.utils._pytree import tree_map  # private: the trees that `__torch_dispatch__` is given are of this kind
 
-from keras_flow.backends.batch_watch import PartOfRows
+from keras_flow.backends.reading.batch_watch import PartOfRows
 from keras_flow.backends.torch import doubling
 from keras_flow.backends.torch.step import OwnRows
 from keras_flow.current.keras_places import get_keras_mask, set_keras_mask

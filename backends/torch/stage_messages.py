@@ -16,7 +16,7 @@ from keras import tree
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from keras_flow import sbp
-from keras_flow.backends.structures import described, leaves, made
+from keras_flow.backends.mail.structures import described, leaves, made
 from keras_flow.backends.torch import layouts, local_tensors
 from keras_flow.backends.torch.collectives import process_group
 from keras_flow.current.distribution import Distribution

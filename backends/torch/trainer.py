@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import leaves, own_code, random_states, row_interaction, states
+from keras_flow.backends import leaves, random_states, states
+from keras_flow.backends.files.shared_files import optimizers_of
 from keras_flow.backends.hooking import hook
-from keras_flow.backends.shared_files import optimizers_of
+from keras_flow.backends.row_wise import own_code, row_interaction
 from keras_flow.backends.torch import (
     copies,
     gathered_weights,

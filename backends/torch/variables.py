@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from keras_flow import sbp
-from keras_flow.backends import agreement, weights_files
+from keras_flow.backends.files import weights_files
 from keras_flow.backends.hooking import hook, layout_over_ranks
+from keras_flow.backends.rendezvous import agreement
 from keras_flow.backends.torch import copies, creation, layouts, local_tensors, tensors
 from keras_flow.backends.torch.step import current_step, of_all_rows
 from keras_flow.current import dry_run, keras_places

@@ -13,9 +13,10 @@ from typing import Any
 
 import keras
 
-from keras_flow.backends import agreement, hooking
+from keras_flow.backends import hooking
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.rendezvous import agreement
 from keras_flow.checkpoint import callback_states, going_on, loading, manifest, names, positions, saving, store
 from keras_flow.checkpoint.lock import held
 from keras_flow.checkpoint.reader import Reader

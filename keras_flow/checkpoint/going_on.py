@@ -20,7 +20,8 @@ from typing import Any
 
 import keras
 
-from keras_flow.backends import random_states, row_order
+from keras_flow.backends import random_states
+from keras_flow.backends.reading import row_order
 from keras_flow.checkpoint import loading, names
 from keras_flow.checkpoint.positions import Source
 from keras_flow.checkpoint.reader import Reader

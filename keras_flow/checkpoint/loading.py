@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_flow.backends import agreement, meeting, random_states
+from keras_flow.backends import random_states
 from keras_flow.backends.active import backend
+from keras_flow.backends.rendezvous import agreement, meeting
 from keras_flow.checkpoint import manifest, names, store
 from keras_flow.checkpoint.reader import Reader
 from keras_flow.checkpoint.store import Place

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from keras_flow.backends import shared_files
+from keras_flow.backends.files import shared_files
 from keras_flow.checkpoint.manifest import is_weight
 from keras_flow.current import models
 from keras_flow.current.distribution import active

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_flow import atomic, sbp
-from keras_flow.backends import agreement, meeting, random_states
+from keras_flow.backends import random_states
 from keras_flow.backends.active import backend
+from keras_flow.backends.rendezvous import agreement, meeting
 from keras_flow.checkpoint import manifest, names, parts, pieces, store, writer
 from keras_flow.checkpoint.lock import held
 from keras_flow.checkpoint.manifest import Chunk, Manifest, Tensor

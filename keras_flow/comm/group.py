@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_flow.backends import meeting
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import Counts
+from keras_flow.backends.rendezvous import meeting
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 from keras_flow.tensors.dtypes import default_of_values, numpy_dtype

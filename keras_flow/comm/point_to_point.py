@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_flow.backends import meeting
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import Counts
+from keras_flow.backends.rendezvous import meeting
 from keras_flow.comm import repeated
 from keras_flow.comm.group import (
     Group,

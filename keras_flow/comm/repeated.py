@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_flow.backends import meeting
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import LISTED, Pending
+from keras_flow.backends.rendezvous import meeting
 from keras_flow.comm.group import Group, forget_compared, processes_of
 from keras_flow.comm.work import Work
 from keras_flow.placements import Placement

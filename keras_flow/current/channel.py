@@ -121,7 +121,7 @@ class Channel:
         return message[name]
 
 
-class Meeting:
+class Listener:
     """Listens at an address for those who know the secret. As a context manager it stops listening at the end.
 
     Attributes:
@@ -147,7 +147,7 @@ class Meeting:
         """The port at which it listens, where it was given 0."""
         return self._listener.getsockname()[1]
 
-    def __enter__(self) -> Meeting:
+    def __enter__(self) -> Listener:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -177,7 +177,7 @@ class Meeting:
 
 
 def connect(host: str, port: int, token: bytes, hello: dict[str, Any], seconds: float) -> Channel:
-    """Connect to a `Meeting`, which may begin later, and send a first message.
+    """Connect to a `Listener`, which may begin later, and send a first message.
 
     Raises:
         ConnectionError: it cannot be reached within these seconds, or does not know the secret.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import keras
 
 from keras_flow import sbp
-from keras_flow.backends import row_sums
 from keras_flow.backends.active import backend
+from keras_flow.backends.row_wise import row_sums
 from keras_flow.current.models import owners_of
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.distributions.dry_run import dry_run

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from keras_flow.current.channel import Channel, Meeting, connect
+from keras_flow.current.channel import Channel, Listener, connect
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import LaunchError
 from keras_flow.launch.failure import Interruption, RankError
@@ -173,19 +173,19 @@ class FirstNode(Nodes):
         assert job.port is not None
         facts, until = job.facts(), time.monotonic() + job.meeting_seconds
         try:
-            meeting = Meeting(job.host, job.port, token)
+            listener = Listener(job.host, job.port, token)
         except OSError as error:
             raise LaunchError(
                 f"keras-flow launch cannot listen at {job.host}:{job.port}, where the hosts meet: {error.strerror}. "
                 "--master_addr must be an address of host 0, and --master_port a free port there."
             ) from error
         said: list[int] = []
-        with meeting:
+        with listener:
             while len(self._channels) < job.nodes - 1:
                 missing = sorted(set(range(job.nodes)) - {0, *self._channels})
                 wait = until - time.monotonic()
                 try:
-                    channel, hello = meeting.arrivals.get(timeout=max(0.01, min(wait, _SAYING_SECONDS)))
+                    channel, hello = listener.arrivals.get(timeout=max(0.01, min(wait, _SAYING_SECONDS)))
                 except queue.Empty:
                     if wait > _SAYING_SECONDS:
                         if missing != said:

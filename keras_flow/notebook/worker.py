@@ -91,12 +91,12 @@ def _answer(path: Path, begun: int) -> None:
 
 def rejoin(times: int) -> bool:
     """Begin anew what ranks count together, and their process groups, after a cell that did not end well on each."""
-    from keras_flow.backends import agreement
     from keras_flow.backends.active import backend
+    from keras_flow.backends.rendezvous import meeting
     from keras_flow.comm import repeated
 
     repeated.begin_anew()
-    agreement.begin_anew(times)
+    meeting.begin_anew(times)
     return backend().rejoin(times)
 
 

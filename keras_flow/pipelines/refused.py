@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from keras_flow.backends import row_interaction
 from keras_flow.backends.active import backend
+from keras_flow.backends.row_wise import row_interaction
 from keras_flow.errors import FlowError, warn
 from keras_flow.pipelines.graph import CallGraph, units
 from keras_flow.pipelines.stage_ranks import StageRanks

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from keras_flow.backends import agreement, meeting
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.interface import World
+from keras_flow.backends.rendezvous import agreement, meeting
 from keras_flow.current import dry_run
 from keras_flow.current.processes import find
 from keras_flow.errors import FlowError, warn

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 from keras_flow import settings
-from keras_flow.backends import active, agreement, random_states
+from keras_flow.backends import active, random_states
 from keras_flow.backends.interface import World
+from keras_flow.backends.rendezvous import agreement
 from keras_flow.current import dry_run
 from keras_flow.current.processes import find
 from keras_flow.errors import FlowError

@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from keras_flow import philox
 from keras_flow import sbp as _sbp
-from keras_flow.backends import meeting
 from keras_flow.backends.active import tensor_engine
+from keras_flow.backends.rendezvous import meeting
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement

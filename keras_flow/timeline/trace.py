@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_flow import atomic
-from keras_flow.backends import agreement
 from keras_flow.backends.active import backend
 from keras_flow.backends.engine_records import TraceEvent
 from keras_flow.backends.installing import install
+from keras_flow.backends.rendezvous import agreement
 from keras_flow.current import pausing
 from keras_flow.current.recorded_calls import recorded_by
 from keras_flow.errors import FlowError

@@ -63,7 +63,7 @@ FILES = {
     "handed_out": (("torch",), "others' direct calls hand out what was computed on whole values"),
     "attention": (("torch",), "a handler in the place of rules, which DTensor has not"),
     "embedding": (("torch",), "a handler in the place of DTensor's"),
-    "stage_messages": (("torch",), "`torch.distributed`, and pieces of DTensors; the others have `messages`"),
+    "stage_messages": (("torch",), "`torch.distributed`, and pieces of DTensors; the others have `backends/mail`"),
     "gather_blocks": (("torch",), "a rank is a process of its own: what rank 0 writes must come to it"),
     "gathering": (("torch",), "handlers gather below autograd"),
     "in_place": (("torch",), "tensors that are written into, which the others do not have"),
@@ -211,7 +211,7 @@ NAMES = {
     },
     "stages": {
         "sum_over_processes sum_over_ranks": (
-            "torch has a process for each rank; on the others a process may drive several, see `messages`"
+            "torch has a process for each rank; on the others a process may drive several, see `mail`"
         ),
     },
     "variables": {

@@ -35,7 +35,7 @@ def test_ranks_that_differ_are_named() -> None:
 
 
 def _mirrored_faults() -> list[str]:
-    from keras_flow.backends import row_interaction
+    from keras_flow.backends.row_wise import row_interaction
 
     class Largest(keras.layers.Layer):
         def build(self, shape: Any) -> None:

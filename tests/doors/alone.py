@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 import keras_flow as kf
-from keras_flow.backends import agreement
+from keras_flow.backends.rendezvous import meeting
 from keras_flow.comm import repeated
 from keras_flow.tensors.global_tensor import GlobalTensor
 from tests.doors import run
@@ -194,7 +194,7 @@ def open_alone(tasks: Sequence[tuple[str, str]], folder: str) -> list[dict[str, 
 def _opened(door: str, layout: str, folder: Path) -> dict[str, Any]:
     global _begun
     _begun += 1
-    agreement.begin_anew(_begun)  # a door that was refused has left the processes in different calls
+    meeting.begin_anew(_begun)  # a door that was refused has left the processes in different calls
     repeated.begin_anew()
     folder.mkdir(parents=True, exist_ok=True)
     is_alone = kf.env.process_index() == 0

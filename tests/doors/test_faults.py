@@ -28,7 +28,7 @@ def no_fault(patch: pytest.MonkeyPatch) -> None:
 
 def averages_scales(patch: pytest.MonkeyPatch) -> None:
     """Believe every layer row by row, and look at no state: scales become means of the ranks' maxima."""
-    from keras_flow.backends import row_interaction
+    from keras_flow.backends.row_wise import row_interaction
     from keras_flow.backends.torch import copies
 
     patch.setattr(row_interaction, "of_model", lambda model: None)

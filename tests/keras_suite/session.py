@@ -182,7 +182,7 @@ def meet_at_the_end(error: BaseException | None) -> None:
         error: of the test; None where it passed.
     """
     from keras_flow import FlowError
-    from keras_flow.backends import meeting
+    from keras_flow.backends.rendezvous import meeting
 
     if not (isinstance(error, FlowError) and "needs all ranks" in str(error)):  # then the others were told
         with contextlib.suppress(FlowError):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_flow.current.channel import Channel, Meeting, StrangerError, connect
+from keras_flow.current.channel import Channel, Listener, StrangerError, connect
 from tests.launch import programs
 
 pytestmark = [pytest.mark.timeout(30), pytest.mark.check]
@@ -16,17 +16,17 @@ pytestmark = [pytest.mark.timeout(30), pytest.mark.check]
 SECRET = b"a secret"
 
 
-def _meeting() -> tuple[Meeting, int]:
+def _listener() -> tuple[Listener, int]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    return Meeting("127.0.0.1", port, SECRET), port
+    return Listener("127.0.0.1", port, SECRET), port
 
 
 def test_messages_go_both_ways() -> None:
-    meeting, port = _meeting()
-    with meeting:
+    listener, port = _listener()
+    with listener:
         client = connect("127.0.0.1", port, SECRET, {"node": 1}, 5)
-        server, hello = meeting.arrivals.get(timeout=5)
+        server, hello = listener.arrivals.get(timeout=5)
         assert hello == {"node": 1}
         server.send({"text": "größer"})
         server.send({"second": 2})
@@ -42,8 +42,8 @@ def test_messages_go_both_ways() -> None:
 
 
 def test_strangers_change_nothing(tmp_path: Path) -> None:
-    meeting, port = _meeting()
-    with meeting:
+    listener, port = _listener()
+    with listener:
         silent = socket.create_connection(("127.0.0.1", port))
         for garbage in (b"\x00" * 4096, b"GET / HTTP/1.0\r\n\r\n", pickle.dumps(programs.Writes(tmp_path / "written"))):
             with socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -53,10 +53,10 @@ def test_strangers_change_nothing(tmp_path: Path) -> None:
         # who knows the secret is not kept waiting by any of them
         began = time.monotonic()
         client = connect("127.0.0.1", port, SECRET, {"node": 2}, 5)
-        server, hello = meeting.arrivals.get(timeout=2)
+        server, hello = listener.arrivals.get(timeout=2)
         assert hello == {"node": 2}
         assert time.monotonic() - began < 2
-        assert meeting.arrivals.empty()
+        assert listener.arrivals.empty()
         silent.close()
         client.close()
         server.close()

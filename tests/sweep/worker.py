@@ -148,7 +148,7 @@ def _reference(names: tuple[str, ...], setting: Any, references: dict[Any, Any])
 
 def _of_all_processes(fact: Any) -> list[Any]:
     """What each rank's process says, in the order of the ranks: all processes take part."""
-    from keras_flow.backends import agreement
+    from keras_flow.backends.rendezvous import agreement
 
     # results of a run, which only a pickle holds as they are
     return [pickle.loads(bytes.fromhex(text)) for text in agreement.exchange(pickle.dumps(fact).hex())]

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 import keras_flow as kf
-from keras_flow.backends import row_interaction
+from keras_flow.backends.row_wise import row_interaction
 
 
 def replicas_of_changed_layers() -> None:

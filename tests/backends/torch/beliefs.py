@@ -20,7 +20,8 @@ import numpy as np
 from keras import layers as L
 from keras import ops
 
-from keras_flow.backends import row_interaction, states
+from keras_flow.backends import states
+from keras_flow.backends.row_wise import row_interaction
 from tests.sweep.cases import layers as cases
 from tests.sweep.piece import Piece
 

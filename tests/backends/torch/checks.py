@@ -320,7 +320,7 @@ def models_that_act_row_by_row_are_known() -> None:
     import keras
     from keras import layers, ops
 
-    from keras_flow.backends.row_interaction import of_model
+    from keras_flow.backends.row_wise.row_interaction import of_model
 
     class Mixing(layers.Layer):
         def call(self, inputs):

@@ -99,7 +99,7 @@ def a_loss_of_another_shape_than_rows_is_refused() -> None:
     import keras
 
     import keras_flow as kf
-    from keras_flow.backends import row_sums
+    from keras_flow.backends.row_wise import row_sums
 
     class Turned(keras.losses.Loss):
         def call(self, y_true: Any, y_pred: Any) -> Any:
@@ -121,7 +121,7 @@ def state_that_differs_between_ranks_is_an_error_and_no_number() -> None:
     import keras
 
     import keras_flow as kf
-    from keras_flow.backends import row_interaction
+    from keras_flow.backends.row_wise import row_interaction
 
     class Largest(keras.layers.Layer):
         def build(self, shape: Any) -> None:

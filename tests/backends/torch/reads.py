@@ -18,7 +18,7 @@ def ranks_read_their_own_rows_of_arrays() -> None:
     import keras
 
     import keras_flow as kf
-    from keras_flow.backends import reading
+    from keras_flow.backends.reading import process_rows
 
     rows, batch, epochs = 47, 8, 2
     x, y = np.random.default_rng(0).standard_normal((rows, 6)).astype("float32"), np.arange(rows) % CLASSES
@@ -40,16 +40,16 @@ def ranks_read_their_own_rows_of_arrays() -> None:
             **dict(enumerate(model.get_weights())),
         }
 
-    original = reading.ArrayBatches._read
+    original = process_rows.ArrayBatches._read
 
-    def counted(batches: reading.ArrayBatches, indices: np.ndarray) -> object:
+    def counted(batches: process_rows.ArrayBatches, indices: np.ndarray) -> object:
         read.append(len(indices))
         return original(batches, indices)
 
     for mixes in (False, True):
         read: list[int] = []
         wanted = trained(mixes)
-        with kf.DataParallel().scope(), mock.patch.object(reading.ArrayBatches, "_read", counted):
+        with kf.DataParallel().scope(), mock.patch.object(process_rows.ArrayBatches, "_read", counted):
             assert not off(wanted, found := trained(mixes)), off(wanted, found)
         # 47 rows, 10 of them for validation: batches of 8 (the last of 5) are blocks of 2 (of 2 or 1)
         assert 2 in read and max(read) <= 2, read
@@ -234,7 +234,7 @@ def what_is_read_whole_is_said_once() -> None:
     import keras
 
     import keras_flow as kf
-    from keras_flow.backends import reading
+    from keras_flow.backends.reading import process_rows
 
     class Batches(keras.utils.PyDataset):
         num_batches = 2
@@ -246,7 +246,7 @@ def what_is_read_whole_is_said_once() -> None:
         while True:
             yield np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
 
-    reading._said.clear()
+    process_rows._said.clear()
     with kf.DataParallel().scope(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])

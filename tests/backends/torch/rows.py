@@ -258,7 +258,7 @@ def every_loss_and_metric_of_keras() -> None:
     import keras
 
     import keras_flow as kf
-    from keras_flow.backends import row_sums
+    from keras_flow.backends.row_wise import row_sums
     from tests.explainer.counting.torch import watching
     from tests.sweep.cases import training
 

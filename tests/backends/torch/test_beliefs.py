@@ -26,7 +26,7 @@ def _report(names: tuple[str, ...] | None, part: int = 0) -> tuple[dict[str, int
 
 
 def _with_a_wrong_entry(table: str, value: Any, name: str, change: str) -> list[str]:
-    from keras_flow.backends import looks, own_code, row_interaction
+    from keras_flow.backends.row_wise import looks, own_code, row_interaction
     from tests.backends.torch import beliefs, registry
 
     if registry.rank():

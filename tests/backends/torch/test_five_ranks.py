@@ -64,8 +64,8 @@ def test_small_sums_are_torchs_and_equal_in_every_bit(five: Pool) -> None:
 def test_facts_are_merged_by_a_tree(five: Pool) -> None:
     def program() -> list[int]:
         import keras_flow as kf
-        from keras_flow.backends import agreement
         from keras_flow.backends.active import backend
+        from keras_flow.backends.rendezvous import agreement
 
         here, count, engine = kf.env.process_index(), kf.env.process_count(), backend()
         original, read = engine.get_text, []

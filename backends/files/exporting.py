@@ -1,0 +1,165 @@
+"""`model.export` and `ExportArchive` under a distribution: process 0 writes the model of one device, gathered weights.
+
+The exporters trace the model, which they cannot where its variables are distributed tensors: torch.export ends in pages
+of text, and other formats would hold one process's part. Inside `whole` a model's variables have plain values, and no
+distribution holds, so the file is that of a model which was trained on one device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_flow import atomic
+from keras_flow.backends.active import backend
+from keras_flow.backends.files import shared_files
+from keras_flow.backends.hooking import hook
+from keras_flow.current import models, reachable
+from keras_flow.current.distribution import Distribution, active, holding
+from keras_flow.current.variable_layout import keras_layout
+from keras_flow.errors import FlowError
+
+
+def _over_ranks(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hook: the distribution of a model (without variables: of the scope), if of several ranks."""
+    distribution = shared_files.distribution_of(model)
+    return distribution if distribution is not None and not distribution.has_one_rank else None
+
+
+@hook(
+    "keras.Model",
+    "export",
+    "exporters trace a model on one device; of several processes each would write",
+    when=_over_ranks,
+)
+def export(
+    _: Distribution,
+    original: Callable[..., object],
+    model: keras.Model,
+    filepath: str | os.PathLike[str],
+    format: str = "tf_saved_model",
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Hook on `Model.export`: process 0 writes it from plain copies of the weights, beside its name, and renames.
+
+    Raises:
+        FlowError: a package that the format needs is not installed, or the exporter fails.
+    """
+
+    def write() -> None:
+        has_folder = Path(filepath).parent.is_dir()
+        with whole(model), atomic.beside(filepath) if has_folder else nullcontext(filepath) as path:
+            try:
+                original(model, str(path), format, *args, **kwargs)
+            except ValueError as error:  # of the name, say: the one that was asked for
+                raise ValueError(str(error).replace(str(path), str(filepath))) from error
+
+    def write_or_say() -> None:
+        try:
+            write()
+        except ImportError as error:
+            raise FlowError(f"model.export(format={format!r}): a package that it needs is missing: {error}") from error
+        except (FlowError, ValueError, OSError):
+            raise  # of what was asked, and said in a line
+        except Exception as error:
+            raise FlowError(
+                f"model.export(format={format!r}): Keras's exporter for {backend().name} failed, on the model as one "
+                f"device has it: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"
+            ) from error
+
+    if backend().world().process_count == 1:
+        write_or_say()
+    else:
+        # no exporter writes an optimizer
+        shared_files.write_alone(write_or_say, model, "export", models.all_variables)
+
+
+@contextmanager
+def whole(model: keras.Model) -> Iterator[None]:
+    """Inside, the model's variables have plain logical values on one device, and no distribution holds."""
+    with _plain(list(models.all_variables(model)), [model], {}):
+        yield
+
+
+@contextmanager
+def _plain(variables: Iterable[keras.Variable], layers: Iterable[keras.Layer], made: dict[int, Any]) -> Iterator[None]:
+    """Inside, variables have plain logical values on one device, and no distribution holds.
+
+    Args:
+        variables: some.
+        layers: those that have them.
+        made: id of a variable -> the plain value of an earlier call, which a traced function may hold; it is added to.
+    """
+    given = [variable for variable in variables if variable._value is not None]
+    values = [_logical(variable) for variable in given]  # while all are on the ranks
+    kept = [(variable._value, getattr(variable, "_layout", None)) for variable in given]
+    with holding(None):
+        try:
+            for variable, value in zip(given, values, strict=True):
+                variable._layout = None
+                variable._value = backend().plain_value(variable, value, made.get(id(variable)))
+                made[id(variable)] = variable._value
+            for layer in layers:
+                backend().track(layer)
+            yield
+        finally:
+            for variable, (value, layout) in zip(given, kept, strict=True):
+                variable._value, variable._layout = value, layout
+            for layer in layers:
+                backend().track(layer)
+
+
+def _of_archive(archive: Any, *args: object, **kwargs: object) -> _Given | None:
+    """Condition of the hooks on an archive: what it was given.
+
+    None where that has no variables on several ranks, and no scope of several processes is held.
+    """
+    before = getattr(archive, "_keras_flow_given", None) or _Given([], [], {})
+    known = {id(variable) for variable in before.variables}
+    found = [variable for variable, _ in reachable.variables(args, kwargs) if id(variable) not in known]
+    variables = [*before.variables, *found]
+    layers = [getattr(value, "__self__", value) for value in (*args, *kwargs.values())]
+    layers = [layer for layer in layers if isinstance(layer, keras.Layer) and layer not in before.layers]
+    are_over_ranks = any((layout := keras_layout(each)) and not layout.distribution.has_one_rank for each in variables)
+    # of a model without variables, too, one process writes
+    if not are_over_ranks and (active() is None or backend().world().process_count == 1):
+        return None
+    archive._keras_flow_given = _Given(variables, [*before.layers, *layers], before.made)
+    return archive._keras_flow_given
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What an archive was given: variables, layers, and by a variable's id the plain value that its functions hold."""
+
+    variables: list[keras.Variable]
+    layers: list[keras.Layer]
+    made: dict[int, Any]
+
+
+@hook(
+    "keras:ExportArchive",
+    ("track", "add_endpoint", "track_and_add_endpoint", "add_variable_collection", "write_out"),
+    "an archive traces functions of the program, which on TensorFlow cannot read weights on several ranks",
+    when=_of_archive,
+)
+def _into_archive(given: _Given, original: Callable[..., object], archive: object, *args: Any, **kwargs: Any) -> object:
+    """Hook on the methods of `ExportArchive`: they see the variables as one device has them; process 0 writes."""
+    with _plain(given.variables, given.layers, given.made):
+        if original.__name__ != "write_out" or backend().world().process_count == 1:
+            return original(archive, *args, **kwargs)
+        shared_files.write_here(lambda: original(archive, *args, **kwargs), "ExportArchive.write_out")
+        return None
+
+
+def _logical(variable: keras.Variable) -> np.ndarray:
+    copy = shared_files.copy_of(variable)
+    return np.asarray(variable) if copy is None else copy

@@ -1,0 +1,265 @@
+"""Files of a job of several processes: all call, process 0 writes, and its error is raised in all of them.
+
+A file is then written as for one device: every process saves under one path, in callbacks too, and none waits for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from keras_flow.backends.active import backend
+from keras_flow.backends.files import whole_files
+from keras_flow.backends.hooking import hook
+from keras_flow.backends.rendezvous import agreement, meeting
+from keras_flow.current.distribution import active
+from keras_flow.current.joining import WRITER_FAILED
+from keras_flow.current.models import remembered
+from keras_flow.errors import FlowError
+
+if TYPE_CHECKING:
+    import keras
+
+    from keras_flow.current.distribution import Distribution
+
+#: what processes do that write a file together, in messages
+WRITES = "writing a file of the model"
+
+#: this process is writing alone: nothing inside may be a collective
+writing: ContextVar[bool] = ContextVar("keras_flow_writing", default=False)
+
+#: id of a variable -> its logical value, while this process is writing alone
+_copies: ContextVar[dict[int, np.ndarray] | None] = ContextVar("keras_flow_copies", default=None)
+
+
+def distribution_of_processes(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on functions that write a model: its distribution, where that is of several processes."""
+    several = backend().world().process_count > 1
+    return remembered(model) if several and not writing.get() else None
+
+
+def shared_model(callback: object, *args: object, **kwargs: object) -> keras.Model | None:
+    """Condition of hooks on callbacks: their model, where that belongs to a distribution of several processes."""
+    model = getattr(callback, "_model", None)
+    return model if model is not None and distribution_of_processes(model) is not None else None
+
+
+def distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hooks on `save_model` and `save_weights`: the model's distribution, or that of the scope.
+
+    A model without variables, or one that is not built, remembers none.
+    """
+    return remembered(model) or active()
+
+
+@hook(
+    "keras:saving",
+    ("save_model", "save_weights"),
+    "all processes call it with one path: process 0 writes, and renames what is whole",
+    when=distribution_of,
+)
+def save(
+    _: object, original: Callable[..., object], model: keras.Model, filepath: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Hook on `save_model` and `save_weights`: process 0 writes, beside the name, and renames.
+
+    Without it all processes open one file, and those that fail leave the others waiting; and whoever is killed while it
+    writes leaves half a file where a whole one was.
+    """
+
+    def write() -> None:
+        whole_files.save(original, model, filepath, *args, **kwargs)
+
+    once(write, model, original.__name__)
+
+
+def once(action: Callable[[], object], model: keras.Model, name: str) -> None:
+    """Call `action` once in the job, which writes a file of a model: here if this process writes alone, else as all do.
+
+    Args:
+        action: writes the file.
+        model: whose variables it may read.
+        name: what writes, the same in all processes.
+    """
+    if writing.get() or backend().world().process_count == 1:
+        action()
+    else:
+        backend().write_alone(action, model, name)
+
+
+def without_hosts_of_orbax(callback: Any, *args: object, **kwargs: object) -> keras.Model | None:
+    """Condition of the hooks on `OrbaxCheckpoint`: the callback's model, where Orbax does not know of the processes.
+
+    With JAX's own coordination service it does, and each process writes its part.
+    """
+    return None if writing.get() or callback.is_multihost_enabled() else shared_model(callback)
+
+
+@hook("keras.callbacks.BackupAndRestore", "on_train_end", "the folder is removed by process 0 only", when=shared_model)
+@hook(
+    "keras.callbacks.CSVLogger",
+    ("on_train_begin", "on_epoch_end", "on_train_end"),
+    "one file, written by process 0",
+    when=shared_model,
+)
+@hook(
+    "keras.callbacks.OrbaxCheckpoint",
+    ("wait_until_finished", "on_train_end"),
+    "the others wait until process 0 has written what it saves in the background",
+    when=without_hosts_of_orbax,
+)
+def callback_writes(
+    _: object, original: Callable[..., object], callback: object, *args: object, **kwargs: object
+) -> None:
+    """Hook on `BackupAndRestore.on_train_end` and methods of `CSVLogger`: process 0 does it.
+
+    They write or remove files without weights.
+    """
+    name = f"{type(callback).__name__}.{original.__name__}"
+    backend().write_alone(lambda: original(callback, *args, **kwargs), None, name)
+
+
+@hook(
+    "keras.callbacks.OrbaxCheckpoint",
+    "_save_checkpoint",
+    "Orbax knows of JAX's processes only: the others would write into one folder at once, and fail",
+    when=without_hosts_of_orbax,
+)
+def orbax_saves(
+    model: keras.Model, original: Callable[..., object], callback: Any, step: int, logs: Any = None
+) -> None:
+    """Hook on `OrbaxCheckpoint._save_checkpoint`: process 0 writes, from the logical values."""
+    backend().write_alone(lambda: original(callback, step, logs), model, "OrbaxCheckpoint")
+
+
+@hook("keras.callbacks.TensorBoard", "set_model", "one log folder, written by process 0")
+def throw_away_logs(_: object, original: Callable[..., object], callback: object, model: keras.Model) -> object:
+    """Hook on `TensorBoard.set_model`: it reads weights, a collective.
+
+    All processes log, only process 0 to the folder.
+    """
+    is_shared = distribution_of_processes(model) is not None
+    if is_shared and backend().world().process_index != 0 and not getattr(callback, "_keras_flow_nowhere", False):
+        callback.log_dir = tempfile.mkdtemp(prefix="keras_flow_")  # type: ignore[attr-defined]
+        callback._keras_flow_nowhere = True  # type: ignore[attr-defined]
+        atexit.register(shutil.rmtree, callback.log_dir, ignore_errors=True)  # type: ignore[attr-defined]
+    return original(callback, model)
+
+
+def all_variables(model: keras.Model) -> list[keras.Variable]:
+    """The variables that a file of the model may hold: its own, those of its metrics and of its optimizers."""
+    # a layer that is shared lists its variables twice
+    unique = {id(variable): variable for variable in (*model.variables, *model.metrics_variables)}
+    for optimizer in optimizers_of(model):
+        unique.update({id(variable): variable for variable in optimizer.variables})
+    return list(unique.values())
+
+
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The model's optimizer, and others that are its attributes (a GAN has two)."""
+    import keras
+
+    optimizers = {id(value): value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)}
+    return list(optimizers.values())
+
+
+def copy_of(variable: object) -> np.ndarray | None:
+    """The logical value of a variable, where this process is writing alone and the variable is split."""
+    copies = _copies.get()
+    return None if copies is None else copies.get(id(variable))
+
+
+def write_alone(
+    action: Callable[[], object],
+    model: keras.Model | None,
+    name: str,
+    reads: Callable[[keras.Model], Iterable[keras.Variable]] = all_variables,
+) -> None:
+    """Process 0 calls `action`, which may read the variables of `model`; the others wait, and get its error.
+
+    Split variables are gathered before, so that nothing inside is a collective: an error in it ends no other process's
+    wait too late. Process 0 holds them in host memory meanwhile.
+
+    Args:
+        action: writes the file.
+        model: whose variables it may read.
+        name: what writes, the same in all processes.
+        reads: the model's variables that `action` reads.
+
+    Raises:
+        Exception: in process 0 what `action` raised.
+        FlowError: in the others, when it failed.
+    """
+    engine = backend()
+    if not is_split(model):
+        return write_here(action, name)
+    meeting.meet(WRITES)
+    is_writer = engine.world().process_index == 0
+    copies: dict[int, np.ndarray] = {}
+    with meeting.together():
+        for variable in [] if model is None else reads(model):
+            if engine.is_split_over_processes(variable):
+                value = np.asarray(variable)
+                if is_writer:
+                    copies[id(variable)] = value
+    error: BaseException | None = None
+    if is_writer:
+        token = _copies.set(copies)
+        try:
+            error = written(action)
+        finally:
+            _copies.reset(token)
+    outcome = agreement.first_says("" if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    if outcome:
+        raise failed(outcome)
+
+
+def is_split(model: keras.Model | None) -> bool:
+    """Whether a process holds but a part of what a file of the model has, so that the others are needed."""
+    engine = backend()
+    return model is not None and any(engine.is_split_over_processes(variable) for variable in all_variables(model))
+
+
+def write_here(action: Callable[[], object], name: str) -> None:
+    """Process 0 calls `action`, which needs nothing of the others: it may be the only one that comes here.
+
+    Raises:
+        Exception: in process 0 what `action` raised.
+        FlowError: in another one, when it failed, or when process 0 does not come here.
+    """
+    if backend().world().process_index != 0:
+        if outcome := meeting.ask_first(WRITES, name):
+            raise failed(outcome)
+        return
+    error = written(action)
+    meeting.first_tells(name, "" if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+
+
+def written(action: Callable[[], object]) -> Exception | None:
+    """Call `action`, inside which nothing may be a collective; its error, kept until the others are told.
+
+    Raised at once, it would leave them waiting.
+    """
+    token = writing.set(True)
+    try:
+        action()
+    except Exception as raised:
+        return raised
+    finally:
+        writing.reset(token)
+    return None
+
+
+def failed(outcome: str) -> FlowError:
+    """The error in a process that does not write, when the one that does failed."""
+    return FlowError(f"{WRITER_FAILED}: {outcome}")

@@ -1,0 +1,6 @@
+"""Tensors from process to process beside the engine's collectives, for pipelines of JAX and TensorFlow.
+
+letters          carries structures of tensors over connections of our own
+stage_messages   sends, receives and adds up what stages tell each other; torch has its own file of this name
+structures       describes structures of tensors as JSON
+"""

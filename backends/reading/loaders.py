@@ -1,0 +1,198 @@
+"""torch's `DataLoader`s on every engine: a process fetches and transforms its own samples only, by as many workers.
+
+A loader is cut at its batch sampler. Two kinds are read whole, because parts of a batch would not be those of one
+device: those whose `collate_fn` is the user's own (it may pad to the longest sample of the batch), and those whose
+dataset draws from the global random generators (every sample moves them on). The second is found as the first batches
+are read, which are whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from keras import tree
+
+from keras_flow.backends.reading.process_rows import ProcessRows, ReadingEngine, say_whole
+from keras_flow.current.keras_places import data_adapter_utils
+from keras_flow.errors import FlowError
+
+#: samples of each worker that are watched for random draws, since the comparison takes some microseconds
+_WATCHED_SAMPLES = 256
+#: in the place of batches: all rows are read, as Keras does it
+WHOLE = object()
+
+
+def batches(stock: Any, part: ProcessRows, engine: ReadingEngine) -> Any:
+    """The batches of a user's loader, of which this process reads its rows; `WHOLE` where it cannot.
+
+    Raises:
+        FlowError: the loader's sampler leaves each process other samples.
+    """
+    if _leaves_samples_to_ranks(stock):
+        raise FlowError(
+            "the DataLoader has a DistributedSampler, which gives each rank samples of its own, and a batch under "
+            "keras_flow is the logical one of all ranks: leave the sampler out (shuffle=True stays), and give "
+            "batch_size for all ranks together. Each rank still fetches its own samples only"
+        )
+    if why := _why_whole(stock):
+        say_whole("the DataLoader", why, part.word)
+        return WHOLE
+    if engine.makes_tf_data:
+        _begin(stock)
+    return OwnRowsLoader(stock, part, engine)
+
+
+def _torch_data() -> Any:
+    return sys.modules["torch.utils.data"]  # there, because the user made a loader of it; torch may not be the engine
+
+
+def _leaves_samples_to_ranks(stock: Any) -> bool:
+    kind = _torch_data().distributed.DistributedSampler
+    return isinstance(stock.sampler, kind) or isinstance(getattr(stock.batch_sampler, "sampler", None), kind)
+
+
+def _why_whole(stock: Any) -> str:
+    """Why a process cannot fetch its part of a loader's batches; empty where it can."""
+    if isinstance(stock.dataset, _torch_data().IterableDataset):
+        return "its dataset is an IterableDataset, which has no samples by index"
+    if stock.batch_sampler is None:
+        return "batch_size=None leaves the batches to its dataset"
+    if hasattr(stock, "load_state_dict"):
+        return "it keeps its own position, as torchdata's StatefulDataLoader does, in the samples that it reads itself"
+    if stock.collate_fn is not _torch_data().default_collate:
+        return "its collate_fn is not torch's, and may make a sample depend on the others of its batch (padding)"
+    return ""
+
+
+def _begin(stock: Any) -> None:
+    """Begin a loader, and fetch nothing: its generator goes on as where Keras looks at its first batches."""
+    loader = _torch_data().DataLoader(
+        range(len(stock.dataset)), batch_sampler=stock.batch_sampler, generator=stock.generator
+    )
+    list(itertools.islice(loader, data_adapter_utils.NUM_BATCHES_FOR_TENSOR_SPEC))
+
+
+class OwnBatches:
+    """A batch sampler that leaves this process its own samples of each batch, and those that all fetch to compare.
+
+    Args:
+        batches: the batch sampler of the logical batches.
+        part: which rows this process reads.
+        engine: knows how many batches were seen.
+        first_whole: so many batches are read whole at first.
+    """
+
+    def __init__(self, batches: Any, part: ProcessRows, engine: ReadingEngine, first_whole: int):
+        self.batches, self.part, self.engine, self.first_whole = batches, part, engine, first_whole
+        #: whether all batches are read whole from now on
+        self.stays_whole = False
+        #: number and rows of each batch that was asked for and has not arrived; None for one that is read whole
+        self.expected: deque[tuple[int, int] | None] = deque()
+
+    def __iter__(self) -> Iterator[list]:
+        self.expected.clear()
+        # workers ask for batches ahead of the steps that see them
+        seen = self.engine.seen()
+        for at, batch in enumerate(self.batches):
+            samples, number = list(batch), seen + at
+            if at < self.first_whole or self.stays_whole:
+                self.expected.append(None)
+                yield samples
+            else:
+                self.expected.append((number, len(samples)))
+                yield [samples[index] for index in self.part.indices(number, len(samples))]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class OwnRowsLoader:
+    """The batches of a DataLoader, of which this process fetches its samples.
+
+    Args:
+        stock: the user's loader.
+        part: which rows this process reads.
+        engine: how they become values of a batch.
+    """
+
+    def __init__(self, stock: Any, part: ProcessRows, engine: ReadingEngine):
+        # a worker asks for batches ahead: until the first has arrived it is not known whether samples draw
+        ahead = stock.num_workers * (stock.prefetch_factor or 0)
+        self.batches = OwnBatches(stock.batch_sampler, part, engine, 1 + ahead)
+        self.part, self.engine = part, engine
+        self.loader = _torch_data().DataLoader(
+            _WatchedDataset(stock.dataset),
+            batch_sampler=self.batches,
+            num_workers=stock.num_workers,
+            collate_fn=_collate_with_draws,
+            pin_memory=stock.pin_memory,
+            timeout=stock.timeout,
+            worker_init_fn=stock.worker_init_fn,
+            multiprocessing_context=stock.multiprocessing_context,
+            generator=stock.generator,
+            prefetch_factor=stock.prefetch_factor,
+            persistent_workers=stock.persistent_workers,
+        )
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        # on torch begun here and not with the first batch: a loader that begins takes a number from its generator, and
+        # Keras begins twice for each epoch. Within a tf.data.Dataset one begins with the first batch
+        return self._parts(None if self.engine.makes_tf_data else iter(self.loader))
+
+    def _parts(self, begun: Iterator[tuple[Any, bool]] | None) -> Iterator[Any]:
+        for batch, draws in begun or self.loader:
+            expected = self.batches.expected.popleft()
+            # whole batches have the same samples in all processes, so that all come to the same answer
+            if draws and expected is None and not self.batches.stays_whole:
+                self.batches.stays_whole = True
+                say_whole(
+                    "the DataLoader",
+                    "its dataset draws from Python's, NumPy's or torch's global generator, which every sample moves on "
+                    "(draw from a generator seeded by the sample's index, and ranks can read their own rows)",
+                    self.part.word,
+                )
+            values = tree.map_structure(self.engine.from_host, _as_tuple(batch), none_is_leaf=False)
+            yield values if expected is None else self.part.divided(values, *expected)
+
+
+def _as_tuple(batch: Any) -> Any:
+    # torch collates a sample's tuple to a list, which Keras takes for one of inputs
+    return tuple(batch) if isinstance(batch, list) else batch
+
+
+class _WatchedDataset:
+    """A dataset whose samples say whether they drew from a global random generator; used in workers too."""
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+        self.samples = 0
+
+    def __getitem__(self, index: Any) -> tuple[Any, bool]:
+        self.samples += 1
+        if self.samples > _WATCHED_SAMPLES:
+            return self.dataset[index], False
+        before = _global_states()
+        sample = self.dataset[index]
+        return sample, _global_states() != before
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+def _global_states() -> tuple[object, ...]:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    torch_state = sys.modules["torch"].get_rng_state().numpy().tobytes()
+    return random.getstate(), (name, keys.tobytes(), *rest), torch_state  # type: ignore[union-attr]
+
+
+def _collate_with_draws(samples: list[tuple[Any, bool]]) -> tuple[Any, bool]:
+    return _torch_data().default_collate([sample for sample, _ in samples]), any(drew for _, drew in samples)

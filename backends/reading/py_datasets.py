@@ -1,0 +1,125 @@
+"""A user's `PyDataset`, of whose batches a process reads its own rows where the dataset can read a part.
+
+A dataset says that it can by a method `rows(index, part)`: the rows of batch `index` that `part` chooses, where
+`part(n)` is a slice of the `n` rows of the batch (docs/data.md has an example).
+
+Example: a batch of 32 rows in 4 processes. In process 1 `part(32)` is `slice(8, 16)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from keras import tree
+
+from keras_flow.backends.reading.process_rows import ProcessRows, ReadingEngine, say_whole
+from keras_flow.errors import FlowError
+
+
+class RowsOfBatch:
+    """What `rows(index, part)` is given: it chooses rows of the batch.
+
+    Args:
+        chosen: rows of the batch -> those that are wanted.
+    """
+
+    def __init__(self, chosen: Callable[[int], slice]):
+        self.chosen = chosen
+        #: rows of the batch; known when the dataset has asked
+        self.rows: int | None = None
+
+    def __call__(self, rows: int) -> slice:
+        """The slice of so many rows that is wanted."""
+        self.rows = rows
+        return self.chosen(rows)
+
+
+class OwnRowsPyDataset(keras.utils.PyDataset):
+    """The batches of a user's dataset, of which this process reads its rows. Used in worker processes too.
+
+    Args:
+        users: the dataset, which has a method `rows`.
+        part: which rows this process reads.
+    """
+
+    def __init__(self, users: Any, part: ProcessRows):
+        super().__init__(users.workers, users.use_multiprocessing, users.max_queue_size)
+        self.users, self.part = users, part
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches that the user's dataset says."""
+        return self.users.num_batches
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        """The own rows of a batch, those to compare, and how many it has. Keras leaves a dict as it is."""
+        rows, own = self._rows(index, self.part.own)
+        # the rows of a batch may differ: how many are to be compared is known once it was asked for
+        compared = self.part.compared(index, rows)
+        others = self._rows(index, lambda rows: compared)[1] if compared.stop > compared.start else None
+        return {"index": index, "rows": rows, "batch": own, "compared": others}
+
+    def _rows(self, index: int, chosen: Callable[[int], slice]) -> tuple[int, object]:
+        part = RowsOfBatch(chosen)
+        batch = self.users.rows(index, part)
+        name = type(self.users).__name__
+        if part.rows is None:
+            raise FlowError(f"{name}.rows(index, part) did not ask which rows: call part(n) with the batch's n rows")
+        own = chosen(part.rows)
+        wanted = own.stop - own.start
+        for leaf in tree.flatten(batch):
+            if hasattr(leaf, "shape") and tuple(leaf.shape[:1]) != (wanted,):
+                raise FlowError(
+                    f"{name}.rows({index}, part) returned an array of shape {list(leaf.shape)}, where part({part.rows})"
+                    f" chooses {wanted} rows"
+                )
+        return part.rows, batch
+
+    def on_epoch_begin(self) -> None:
+        """Call the user's dataset."""
+        self.users.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Call the user's dataset."""
+        self.users.on_epoch_end()
+
+
+def own_rows(dataset: Any, part: ProcessRows) -> Any:
+    """What Keras reads in the place of a user's dataset: its own rows, where it can read parts of batches."""
+    if callable(getattr(dataset, "rows", None)):
+        return OwnRowsPyDataset(dataset, part)
+    say_whole(
+        f"the PyDataset {type(dataset).__name__}",
+        "it has no method rows(index, part) that reads a part of a batch (keras_flow documents it in docs/data.md)",
+        part.word,
+    )
+    return dataset
+
+
+class PyDatasetBatches:
+    """The batches of an adapter of `OwnRowsPyDataset`.
+
+    Args:
+        adapter: Keras's adapter.
+        part: which rows this process reads.
+        engine: how they become values of a batch.
+    """
+
+    def __init__(self, adapter: Any, part: ProcessRows, engine: ReadingEngine):
+        self.adapter, self.part, self.engine = adapter, part, engine
+
+    def __iter__(self) -> Iterator[object]:
+        self.engine.begins()
+        return self._parts()
+
+    def _parts(self) -> Iterator[object]:
+        for item in self.adapter._get_iterator():
+            own = self._values(item["batch"])
+            compared = None if item["compared"] is None else self._values(item["compared"])
+            yield self.part.joined(own, compared, item["index"], item["rows"])
+
+    def _values(self, batch: object) -> object:
+        # class weights are given to the rows that were read
+        return tree.map_structure(self.engine.from_host, self.adapter._standardize_batch(batch), none_is_leaf=False)

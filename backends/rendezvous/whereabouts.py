@@ -1,0 +1,394 @@
+"""What each process entered that needs all: numbered, told when it stays there, and read by who waits.
+
+A process that stays under one number for two looks tells it, from a thread, with the last names before, so that a job
+that runs well sends nothing. An error needs proof: another name under one's own number, or a higher number. A process
+that is busy with Python of its own has no new number, and is waited for.
+
+A program that waits in the store (`meeting.py`) raises the error itself. One that waits inside an engine's collective
+cannot: where its thread finds the proof, it prints the error and ends the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+import threading
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, cast
+
+from keras_flow.backends.active import tensor_engine
+from keras_flow.current import last_call
+from keras_flow.errors import FlowError, is_of_user
+
+if TYPE_CHECKING:
+    from keras_flow.backends.interface import Backend
+
+#: entries whose names are kept, and told
+_KEPT = 50
+#: seconds between two looks at the own number, and between two questions where another process is
+LOOK_SECONDS = 0.5
+#: looks under one number after which a process tells where it is, and after which it asks where the others are
+_TELLS, _ASKS = 2, 6
+#: seconds of a question for a text that may be missing
+_ASK_SECONDS = 0.02
+#: name of what a process enters that comes to its end
+END = "the end of the program"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a process entered.
+
+    Attributes:
+        number: of the entries of this process, from 1.
+        name: what it is, the same on all processes.
+        place: the line of the user's program, for messages.
+        digest: of the names of all entries up to this one; 0 where processes begin to count, or have failed apart.
+        may_leave: it may turn out that the process does this alone, and takes the entry back.
+    """
+
+    number: int
+    name: str
+    place: str
+    digest: int = 0
+    may_leave: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.place})" if self.place else self.name
+
+
+_entries: deque[Entry] = deque([Entry(0, "the beginning", "")], _KEPT)
+_watching: threading.Event | None = None
+_begun_anew = 0
+#: texts that this process has exchanged with all (`agreement.py`), which are no entries
+_exchanges = 0
+#: the entry in which the program waits inside the engine; none where it waits in the store, or runs Python
+_inside: Entry | None = None
+#: a call of some processes that waits inside the engine, and these; empty where there is none
+_of_some: tuple[str, tuple[int, ...]] = ("", ())
+
+
+# ---- what this process enters
+
+
+def now() -> Entry:
+    """What this process entered last."""
+    return _entries[-1]
+
+
+def enter(name: str, place: str | None = None, said: str = "", waits: bool = False, may_leave: bool = False) -> None:
+    """All processes enter this, and none waits here for the others.
+
+    Args:
+        name: what it is.
+        place: the line of the user's program; None: the line that is running.
+        said: more for people, for whoever asks after a failure.
+        waits: the engine will wait for the others inside.
+        may_leave: see `Entry`.
+    """
+    global _watching, _inside
+    before = now()
+    digest = zlib.crc32(name.encode(), before.digest)
+    entry = Entry(before.number + 1, name, user_line() if place is None else place, digest, may_leave)
+    _entries.append(entry)
+    _inside = entry if waits else None
+    last_call.enter(f"{said}{entry}")
+    if _watching is None and tensor_engine().world().process_count > 1:
+        _watching = threading.Event()
+        threading.Thread(target=_watch, args=(_watching,), daemon=True, name="keras_flow-meeting").start()
+        atexit.register(_leave)
+
+
+def take_back() -> None:
+    """This process does alone what it entered last, as if it had not been entered."""
+    _entries.pop()
+    if not _entries:  # never empty: a thread reads the last one
+        _entries.append(Entry(0, "the beginning", ""))
+
+
+def stay() -> None:
+    """All are in what this process entered last, and it cannot be taken back any more."""
+    _entries[-1] = replace(now(), may_leave=False)
+
+
+def next_exchange() -> int:
+    """This process exchanges a text with all, and needs them for it; the number of it, from 1."""
+    global _exchanges
+    _exchanges += 1
+    return _exchanges
+
+
+def leave_engine() -> None:
+    """The program runs Python again: nothing of what it entered waits inside the engine."""
+    global _inside
+    _inside = None
+
+
+@contextmanager
+def in_store() -> Iterator[None]:
+    """Inside, the program waits in the store, and raises an error itself; after it, it goes on as before."""
+    global _inside
+    inside, _inside = _inside, None
+    yield
+    _inside = inside
+
+
+@contextmanager
+def waiting_for(processes: tuple[int, ...], name: str) -> Iterator[None]:
+    """Inside, the program waits inside the engine for some processes, which do not number their calls with all."""
+    global _of_some
+    _of_some = name, processes
+    try:
+        yield
+    finally:
+        _of_some = "", ()
+
+
+def begin_anew(times: int) -> None:
+    """Count from the start, after processes were stopped in different places; `times` as in `meeting`."""
+    global _begun_anew, _exchanges
+    _begun_anew, _exchanges = times, 0
+    _count_from(0, "the beginning")
+
+
+def _count_from(number: int, name: str) -> None:
+    global _entries, _inside
+    _entries, _inside = deque([Entry(number, name, "")], _KEPT), None  # never empty: a thread reads the last one
+
+
+def user_line(frame: FrameType | None = None) -> str:
+    """The line of the user's program that is running, or of a frame."""
+    frame = frame or sys._getframe(2)
+    while frame is not None:
+        if is_of_user(frame.f_code.co_filename):
+            return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _with_line(entry: Entry) -> Entry:
+    """What the program is in, with the line that it waits in; a loop does not look for the line of each call."""
+    main = threading.main_thread().ident
+    frame = None if main is None else sys._current_frames().get(main)
+    return entry if entry.place or not entry.number else replace(entry, place=user_line(frame))
+
+
+# ---- what processes tell each other
+
+
+def store() -> Backend:
+    """The engine, whose store is asked only where processes are several; numpy, which has none, is one process."""
+    return cast("Backend", tensor_engine())
+
+
+def prefix() -> str:
+    """How the keys of the store begin since processes last began to count."""
+    return f"keras_flow/{_begun_anew}"
+
+
+def asked(key: str) -> str:
+    """A text of the store; empty where there is none."""
+    try:
+        return store().get_text(key, _ASK_SECONDS)
+    except Exception:  # it is not there, or the store is gone with its process
+        return ""
+
+
+def tell() -> None:
+    """Write where this process is, with the entries before."""
+    key = f"{prefix()}/at/{store().world().process_index}"
+    *before, last = list(_entries)
+    _put_again(key, json.dumps([_exchanges, [astuple(entry) for entry in (*before, _with_line(last))]]))
+
+
+def told_by(process: int) -> tuple[int, list[Entry]]:
+    """What another process told last: how many texts it has exchanged, and its last entries."""
+    told = asked(f"{prefix()}/at/{process}")
+    exchanges, entries = json.loads(told) if told else (0, [])
+    return exchanges, [Entry(*each) for each in entries]
+
+
+def elsewhere(process: int) -> Entry | None:
+    """What another process entered that this one did not, where that is proven."""
+    return _not_mine(told_by(process)[1], list(_entries))[1]
+
+
+def apart(process: int) -> bool:
+    """Whether another process is where this one is not: elsewhere, or in another line of what may be done alone.
+
+    It is elsewhere, too, where it exchanges a text that this one has not come to, as `fit` does before an epoch and at
+    its end. Its entries and those of this process may be told before one of them is taken back; either way each can go
+    alone.
+    """
+    (exchanges, theirs), mine = told_by(process), now()
+    if not theirs:
+        return False
+    if exchanges > _exchanges:
+        return True
+    same = next((entry for entry in theirs if entry.number == mine.number), None)
+    if same is None:
+        return theirs[-1].number > mine.number
+    return (same.name, same.place) != (mine.name, mine.place)
+
+
+def _not_mine(theirs: list[Entry], mine: list[Entry]) -> tuple[Entry, Entry | None]:
+    """The first entries that differ, this process's and the other's; the last own one and None where none is proven.
+
+    Example:
+        >>> fit, save = Entry(2, "fit", "", 7), Entry(2, "save", "", 8)
+        >>> begin = Entry(1, "begin", "", 1)
+        >>> _not_mine([begin, save], [begin, fit])[1].name
+        'save'
+        >>> _not_mine([begin], [begin, fit])[1] is None
+        True
+    """
+    here = {entry.number: entry for entry in mine}
+    for entry in theirs:
+        own = here.get(entry.number)
+        if own is not None and own.digest != entry.digest and own.digest and entry.digest:
+            return (own, None if entry.may_leave else entry)
+    # under a higher number: it has left what this one waits in
+    further = next((entry for entry in theirs if entry.number > mine[-1].number), None)
+    return mine[-1], None if further is None or further.may_leave else further
+
+
+def group_of(processes: Sequence[int]) -> str:
+    """A name of some processes, for keys of the store."""
+    return f"{zlib.crc32(repr(tuple(processes)).encode()):08x}"
+
+
+def verdict(meeting: str = "all") -> Verdict | None:
+    """The error that another process found; None where there is none, or the calls that it is of are over.
+
+    Args:
+        meeting: of some processes, by name: others do not hear of it. Each of their calls is a meeting of its own.
+    """
+    numbers, _, text = asked(f"{prefix()}/verdict-of/{meeting}/0").partition("\n")
+    if not numbers:
+        return None
+    first, last = map(int, numbers.split())
+    is_over = meeting == "all" and (not now().digest or last < now().number)
+    return None if is_over else Verdict(text, first, last)
+
+
+class Verdict(FlowError):
+    """The error of all processes that are in different calls.
+
+    Whoever raises it goes on under the last number of these calls, so that all count alike where the program goes on.
+
+    Attributes:
+        first: the number under which the calls began to differ.
+        last: the highest number that one of the processes had come to.
+    """
+
+    def __init__(self, text: str, first: int, last: int):
+        super().__init__(text)
+        self.first, self.last = first, last
+
+    def to_raise(self) -> FlowError:
+        """The error, in the process that raises it."""
+        _count_from(self.last, "an error")
+        return FlowError(str(self))
+
+
+def judged(process: int, theirs: Entry, what: str = "", meeting: str = "all") -> Verdict:
+    """The error for all processes that meet, which is also written for those that wait.
+
+    Args:
+        process: another one, which is elsewhere.
+        theirs: what that one entered.
+        what: what this process waits in; empty: what it entered last.
+        meeting: as in `verdict`.
+    """
+    here = tensor_engine().world()
+    _, told = told_by(process)
+    mine, other = _not_mine(told, list(_entries))
+    if not what and other is not None and mine.number < now().number:  # they differ since an earlier one
+        what, theirs = str(mine), other
+    word, words = ("rank", "ranks") if here.process_count == here.size else ("process", "processes")
+    after = f"{word} {process} has come to {theirs}" if theirs.name == END else f"{word} {process} is in {theirs}"
+    said = f"{word} {here.process_index} called it, where {after}, so that each would wait for the other without end"
+    if not what and (theirs.number, theirs.name) == (now().number, now().name):
+        other = theirs
+    if other is not None and (mine.number, mine.name) == (other.number, other.name):  # only what was before differs
+        what = str(now())
+        said = f"{word} {here.process_index} and {word} {process} made different calls, more than {_KEPT} before it"
+    text = (
+        f"{what or _with_line(now())} needs all {words}: {said}. Every {word} must make the same calls: look for a "
+        "branch that some of them take, such as `if kf.env.is_main_process():`, make the call before it, and print or "
+        "log the result inside"
+    )
+    # all that are in one of these calls hear it; later ones do not, where the program goes on after the error
+    last = max(entry.number for entry in (now(), theirs, *told))
+    # an entry that is numbered is of all: those who wait in it for this process hear that it does not come
+    for each in dict.fromkeys([meeting, "all"] if theirs.number else [meeting]):
+        if not verdict(each):  # another process was first
+            _put_again(f"{prefix()}/verdict-of/{each}/0", f"{mine.number} {last}\n{text}")
+    return Verdict(text, mine.number, last)
+
+
+def _put_again(key: str, text: str) -> None:
+    engine = store()
+    with contextlib.suppress(Exception):  # the store is gone with its process
+        with contextlib.suppress(Exception):
+            engine.delete_text(key)  # of some engines a text cannot be written twice
+        engine.put_text(key, text)
+
+
+# ---- the thread
+
+
+def _watch(ended: threading.Event) -> None:
+    """Tell the others where this process is, and end it where it waits inside the engine without end."""
+    seen, looks = now(), 0
+    while not ended.wait(LOOK_SECONDS):
+        entry = now()
+        seen, looks = entry, looks + 1 if entry is seen else 0
+        if looks == _TELLS:
+            tell()
+        if looks >= _ASKS and looks % _TELLS == 0 and _is_inside(entry):
+            partners = _of_some[1]
+            error = verdict(group_of(partners) if partners else "all") or _proof()
+            # who waits in the store, too, raises it
+            is_mine = error is not None and error.first <= entry.number
+            if is_mine and not ended.wait(2 * LOOK_SECONDS) and _is_inside(entry):
+                print(f"keras_flow.FlowError: {error}", file=sys.stderr, flush=True)
+                os._exit(1)
+
+
+def _is_inside(entry: Entry) -> bool:
+    return entry is now() and (_inside is entry or bool(_of_some[1]))
+
+
+def _proof() -> Verdict | None:
+    """The error, where processes that this one waits for are elsewhere; None where that is not proven.
+
+    All but process 0 look at process 0, which hears of it: so many ranks that wait do not all ask all.
+    """
+    here = tensor_engine().world().process_index
+    name, partners = _of_some
+    for process in partners or (0,):
+        theirs = elsewhere(process) if process != here else None
+        # a step may be left before the others have entered it: only calls of some processes go by a higher number
+        if theirs is not None and (partners or theirs.number <= now().number):
+            return judged(process, theirs, name, group_of(partners) if partners else "all")
+    return None
+
+
+def _leave() -> None:
+    """Tell at exit that nothing failed: who waits for this process will wait without end."""
+    assert _watching is not None
+    _watching.set()
+    if getattr(sys, "last_value", None) is None:
+        before = now()
+        _entries.append(Entry(before.number + 1, END, "", zlib.crc32(END.encode(), before.digest)))
+        tell()

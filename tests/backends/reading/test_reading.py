@@ -1,0 +1,181 @@
+"""The rows that processes read, put together, are the logical batches of one device; on any engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
+
+from keras_flow.backends.reading import loaders, py_datasets, tf_data
+from keras_flow.backends.reading.batch_watch import PartOfRows
+from keras_flow.backends.reading.process_rows import ArrayBatches, ProcessRows, ReadingEngine, one_ahead
+
+ROWS, BATCH, PROCESSES = 45, 8, 4
+X = np.random.default_rng(0).standard_normal((ROWS, 3)).astype("float32")
+ENGINE = ReadingEngine("numpy", lambda array, sliced: array.convert_to_numpy(sliced), np.asarray)
+UNEVEN = ("balanced", "padded", "whole")
+
+
+def parts(uneven: str) -> list[ProcessRows]:
+    return [ProcessRows(PROCESSES, index, index, uneven) for index in range(PROCESSES)]  # type: ignore[arg-type]
+
+
+def check(make: Callable[[ProcessRows], Iterable], wanted: list[np.ndarray], uneven: str, whole: int = 0) -> None:
+    """What all processes read is the batches; `whole` of them are read whole at first."""
+    read = [list(make(part)) for part in parts(uneven)]
+    assert all(len(batches) == len(wanted) for batches in read)
+    for number, (batch, *of_processes) in enumerate(zip(wanted, *read, strict=True)):
+        leaves = [keras.tree.flatten(found)[0] for found in of_processes]
+        if len(batch) < PROCESSES or number < whole or (uneven == "whole" and len(batch) % PROCESSES):
+            assert all(np.array_equal(leaf, batch) for leaf in leaves)
+            continue
+        assert all(isinstance(leaf, PartOfRows) and leaf.shape == batch.shape for leaf in leaves), number
+        covered = np.zeros(len(batch), int)
+        for leaf in leaves:
+            rows = slice(leaf.start, leaf.start + len(leaf.own))
+            assert np.array_equal(leaf.own, batch[rows])
+            assert len(leaf.own) <= -(-len(batch) // PROCESSES)
+            covered[rows] += 1
+            # as many rows more of those that are compared, whatever the number of processes
+            assert (leaf.compared is not None) == (number < 3)
+            if leaf.compared is not None:
+                assert np.array_equal(leaf.compared, batch[leaf.compared_start :][: len(leaf.compared)])
+                assert 0 < len(leaf.compared) <= -(-len(batch) // PROCESSES)
+        assert covered.min() == 1
+
+
+def batches_of(values: np.ndarray) -> list[np.ndarray]:
+    return [values[start : start + BATCH] for start in range(0, len(values), BATCH)]
+
+
+@pytest.mark.parametrize("uneven", UNEVEN)
+def test_arrays_and_memory_maps(uneven: str, tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "x", "float32", "w+", shape=X.shape)
+    mapped[:] = X
+    for array, shuffle in ((X, False), (X, True), (mapped, False)):
+
+        def adapter(array: np.ndarray = array, shuffle: bool = shuffle) -> Any:
+            keras.utils.set_random_seed(3)
+            return array_data_adapter.ArrayDataAdapter(array, batch_size=BATCH, shuffle=shuffle)
+
+        def original(numbers: Any) -> Any:
+            return numbers.get_numpy_iterator()
+
+        wanted = list(original(adapter()))
+        check(lambda part, adapter=adapter: ArrayBatches(adapter(), original, part, ENGINE), wanted, uneven)
+
+
+@pytest.mark.filterwarnings("ignore::keras_flow.errors.FlowWarning")
+@pytest.mark.parametrize("uneven", UNEVEN)
+def test_pipelines_of_tf_data(uneven: str) -> None:
+    import tensorflow as tf
+
+    def double(x: Any) -> Any:
+        return x * 2
+
+    def normalised(batch: Any) -> Any:
+        return batch - tf.reduce_mean(batch, 0)
+
+    samples = tf.data.Dataset.from_tensor_slices(X).shuffle(ROWS, seed=4, reshuffle_each_iteration=False)
+    apart = samples.map(double).map(tf.sin, num_parallel_calls=2).batch(BATCH).prefetch(2)
+    wanted = [batch.numpy() for batch in apart]
+    check(lambda part: tf_data.TfDataBatches(apart, part, ENGINE), wanted, uneven)
+    # what mixes the rows of a batch, draws, or has no shape yet, makes whole batches
+    sizes = tf.data.Dataset.range(1, 9).map(lambda n: tf.range(n)).map(lambda x: x[:1])
+    for pipeline, why in (
+        (apart.map(normalised), "MapDataset"),
+        (samples.map(lambda x: x + tf.random.uniform([])).batch(BATCH), ""),
+        (tf.data.Dataset.range(9).map(lambda n: tf.range(n)).padded_batch(3), "PaddedBatchDataset"),
+        (sizes.map(lambda x: x + tf.random.uniform([], maxval=9, dtype=tf.int64)).batch(4), "no fixed shape"),
+    ):
+        found = tf_data.TfDataBatches(pipeline, parts(uneven)[1], ENGINE)
+        assert why in found.why_whole
+        assert not found.functions
+
+
+def test_samples_that_draw_are_made_for_all_rows() -> None:
+    """Every sample moves a random generator on: a process draws for all, and keeps its own."""
+    import tensorflow as tf
+
+    samples = tf.data.Dataset.from_tensor_slices(X)
+
+    def batches() -> Any:
+        tf.random.set_seed(7)
+        return samples.map(lambda x: x + tf.random.uniform([])).batch(BATCH)
+
+    wanted = [batch.numpy() for batch in batches()]
+    check(lambda part: tf_data.TfDataBatches(batches(), part, ENGINE), wanted, "balanced")
+
+
+@pytest.mark.parametrize("uneven", UNEVEN)
+def test_py_datasets(uneven: str) -> None:
+    class Batches(keras.utils.PyDataset):
+        num_batches = -(-ROWS // BATCH)
+
+        def __getitem__(self, index: int) -> Any:
+            raise AssertionError("a whole batch was read")
+
+        def rows(self, index: int, part: Any) -> Any:
+            batch = X[BATCH * index : BATCH * index + BATCH]
+            return (batch[part(len(batch))],)
+
+    def batches(part: ProcessRows) -> Any:
+        dataset = py_datasets.OwnRowsPyDataset(Batches(), part)
+        return py_datasets.PyDatasetBatches(py_dataset_adapter.PyDatasetAdapter(dataset), part, ENGINE)
+
+    check(batches, batches_of(X), uneven)
+
+
+def test_class_weights_do_not_ask_for_whole_batches() -> None:
+    import tensorflow as tf
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+    labels = np.arange(ROWS) % 3
+    pipeline = tf.data.Dataset.from_tensor_slices((X, labels)).map(lambda x, y: (x + 1, y)).batch(BATCH)
+    weighed = TFDatasetAdapter(pipeline, {0: 0.5, 1: 2.0, 2: 1.0})._dataset
+    wanted = [weight.numpy() for _, _, weight in weighed]
+    check(lambda part: third_of(tf_data.TfDataBatches(weighed, part, ENGINE)), wanted, "balanced")
+
+
+def third_of(batches: Iterable) -> Iterator:
+    return (batch[2] for batch in batches)
+
+
+@pytest.mark.parametrize("uneven", UNEVEN)
+def test_loaders(uneven: str) -> None:
+    import torch
+
+    def batches(part: ProcessRows) -> Any:
+        dataset = torch.utils.data.TensorDataset(torch.tensor(X))
+        return loaders.batches(torch.utils.data.DataLoader(dataset, BATCH), part, ENGINE)
+
+    # whole at first, until it is known whether samples draw
+    check(batches, batches_of(X), uneven, whole=1)
+
+
+def test_a_process_of_several_ranks_reads_all_between_them() -> None:
+    part = ProcessRows(8, 2, 5, "padded")
+    assert part.own(16) == slice(4, 12) and part.compared(0, 16) == slice(12, 16)
+    # of 10 rows, blocks of 2: the last three are empty
+    assert part.own(10) == slice(4, 10) and ProcessRows(8, 6, 7, "padded").own(10) == slice(9, 10)
+
+
+def test_the_next_batch_is_read_while_one_is_used() -> None:
+    begun = []
+
+    def batches() -> Any:
+        for number in range(4):
+            begun.append(number)
+            yield number
+
+    ahead = one_ahead(batches())
+    assert next(ahead) == 0
+    assert list(ahead) == [1, 2, 3] and begun == [0, 1, 2, 3]
+    ahead = one_ahead(batches())
+    next(ahead)
+    ahead.close()  # type: ignore[attr-defined]
