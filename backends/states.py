@@ -19,6 +19,7 @@ from keras_flow import sbp
 from keras_flow.backends.rendezvous import agreement
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
+from keras_flow.units import numbered
 
 if TYPE_CHECKING:
     import keras
@@ -90,7 +91,7 @@ def explained(variable: keras.Variable, layer: keras.Layer, sums: Mapping[int, i
     ranks: dict[int, list[int]] = {}
     for rank, total in sorted(sums.items()):
         ranks.setdefault(total, []).append(rank)
-    groups = [_named(each) for each in ranks.values()]
+    groups = [numbered(each, most=8) for each in ranks.values()]
     parts = f"{len(groups)} values" if len(groups) > 4 else ", another on ".join(groups)
     more = f", and {others} more variables differ" if others else ""
     kind = type(layer).__name__
@@ -108,8 +109,3 @@ def explained(variable: keras.Variable, layer: keras.Layer, sums: Mapping[int, i
         "Every rank computed it from all rows, so the difference comes from elsewhere: numbers of numpy or of Python's "
         "random, the time, or the rank. Draw by keras.random, and give all ranks the same"
     )
-
-
-def _named(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

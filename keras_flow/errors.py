@@ -6,6 +6,7 @@ import functools
 import inspect
 import site
 import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,11 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "__autograph_generated_file"
 def is_of_user(file: str) -> bool:
     """Whether a file of source is neither installed, nor Python's, nor ours."""
     return not file.startswith(_NOT_OF_USER) and not any(part in file for part in _LIBRARIES)
+
+
+def frames_of_user(error: BaseException) -> list[traceback.FrameSummary]:
+    """The lines of the user's code that an error came through; the last one is the innermost."""
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
 
 
 def without_library_frames(error: Exception) -> Exception:

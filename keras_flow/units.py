@@ -1,6 +1,11 @@
-"""Bytes for a reader, in one unit everywhere: 1 kB is 1,000 bytes, 1 MB is 1,000 kB (SI, as disks and networks)."""
+"""Numbers for a reader: bytes in one unit everywhere, counts and ranks with their noun.
+
+1 kB is 1,000 bytes, 1 MB is 1,000 kB (SI, as disks and networks).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -26,6 +31,23 @@ def counted(number: int, what: str) -> str:
         ('1 place', '3 places')
     """
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def numbered(numbers: Sequence[int], what: str = "rank", whats: str = "", most: int | None = None) -> str:
+    """The noun in its number, and the numbers.
+
+    Args:
+        numbers: of the things.
+        what: one of them.
+        whats: several of them; empty: `what` with an s.
+        most: numbers that are shown, at most; None: all.
+
+    Example:
+        >>> numbered([3]), numbered([3, 4], "process", "processes"), numbered(range(20), most=2)
+        ('rank 3', 'processes 3, 4', 'ranks 0, 1 ...')
+    """
+    shown = ", ".join(map(str, numbers[:most])) + (" ..." if most is not None and len(numbers) > most else "")
+    return f"{what if len(numbers) == 1 else whats or what + 's'} {shown}"
 
 
 def megabytes(bytes_: float) -> str:

@@ -10,7 +10,6 @@ import importlib.util
 import math
 import re
 import sys
-import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keras_flow.backends import symbolic
-from keras_flow.errors import FlowError, is_of_user
+from keras_flow.errors import FlowError, frames_of_user
 from keras_flow.launch import rehearsal
 from keras_flow.layout_names import LAYOUTS
 
@@ -104,7 +103,7 @@ def _no_python(file: str | Path, error: SyntaxError) -> FlowError:
 
 def _where(error: BaseException) -> str:
     """The innermost line of the user's own code that an error came through."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
+    own = frames_of_user(error)
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
@@ -163,6 +162,20 @@ def build_model(module: ModuleType) -> keras.Model:
         raise FlowError(f"build_model() must return a compiled keras.Model, got {type(model).__name__}")
     if not model.compiled:
         raise FlowError("build_model() returned a model that is not compiled: call model.compile(...) in it")
+    return model
+
+
+def built_model(module: ModuleType, x: Callable[[], object]) -> keras.Model:
+    """Call the file's `build_model`, and build what it returns for the rows of `x()` where it is not built yet.
+
+    Raises:
+        FlowError: see `build_model`.
+    """
+    import keras
+
+    model = build_model(module)
+    if not model.built:
+        model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), x()))
     return model
 
 
@@ -353,9 +366,7 @@ def check_before_start(file: str | Path, layouts: Sequence[str], what: str = "a 
         keras.utils.clear_session(free_memory=False)  # names begin anew
         distribution = make()
         with distribution.scope():
-            model = build_model(module)
-            if not model.built:
-                model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), load_data(module).x))
+            model = built_model(module, lambda: load_data(module).x)
         distribution.check(model)
     assert model is not None
     check_shapes(model, load_data(module))

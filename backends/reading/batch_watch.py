@@ -15,6 +15,7 @@ from keras import tree
 from keras_flow.backends.active import backend
 from keras_flow.backends.rendezvous import agreement, meeting
 from keras_flow.errors import FlowError
+from keras_flow.units import numbered
 
 #: the first batches of each data source are compared across processes, and then every so many
 _FIRST, _EVERY = 3, 100
@@ -194,7 +195,7 @@ def _judged(texts: Sequence[str], index: int) -> str:
                 received = f"{word} {other}: {texts[0]}, {word} {differ[0]}: {texts[1]}"
             return (
                 f"the {words} are fed different batches: input {name!r} of batch {index} differs on "
-                f"{words if len(differ) > 1 else word} {', '.join(map(str, differ))} from {word} {other} "
+                f"{numbered(differ, word, words)} from {word} {other} "
                 f"({received}). Every {word} must read the same logical batch in the same order: seed what "
                 "shuffles or augments (a DataLoader's generator, tf.data's shuffle(seed=...), a generator's own "
                 f"random state), and do not shard the data by {word}"

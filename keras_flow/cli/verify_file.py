@@ -108,9 +108,7 @@ def run(job: VerifyJob) -> None:
     distribution = make()
     x, y = (keras.tree.map_structure(lambda leaf: leaf[: job.batch_size], part) for part in (data.x, data.y))
     with distribution.scope():
-        model = user_file.build_model(module)
-        if not model.built:
-            model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), x))
+        model = user_file.built_model(module, lambda: x)
     verification = verify(distribution, model, x, y, tolerance=job.tolerance, dtype=job.dtype, by_layer=job.by_layer)
     if env.process_index() == 0:
         Path(job.out).write_text(json.dumps(verification.to_dict()))

@@ -85,9 +85,7 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
     alone = kf.DataParallel(kf.Placement([0]))
     # one device is stock Keras, which draws what the distributions draw
     with distribution.scope() if distribution is not None else as_under(alone):
-        model = user_file.build_model(module)  # type: ignore[arg-type]
-        if not model.built:
-            model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), data.x))  # type: ignore[attr-defined]
+        model = user_file.built_model(module, lambda: data.x)  # type: ignore[arg-type, attr-defined]
         initial = folder / "initial.weights.h5"
         # the first run of all, on the first backend, writes the weights that all others load
         if not initial.exists():
@@ -274,9 +272,7 @@ def evaluate(path: str) -> None:
     data = user_file.load_data(module)
     rows = (data.x_val, data.y_val) if data.x_val is not None else (data.x, data.y)
     keras.utils.set_random_seed(job.seed)
-    model = user_file.build_model(module)
-    if not model.built:
-        model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), data.x))
+    model = user_file.built_model(module, lambda: data.x)
     losses = {}
     for file in sorted(folder.glob("final-*.weights.h5")):
         model.load_weights(file)

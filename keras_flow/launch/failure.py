@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from keras_flow.backends.engines import ENGINES
 from keras_flow.current.joining import WRITER_FAILED, SilentProcess
-from keras_flow.errors import FlowError, LaunchError, is_of_user
+from keras_flow.errors import FlowError, LaunchError, frames_of_user
 from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.job import Job
 
@@ -143,8 +143,7 @@ def _trace(error: BaseException) -> str:
     Of an error of keras_flow only the lines of the user's program: its text says the rest.
     """
     if isinstance(error, FlowError):
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
-        return "".join(traceback.format_list(frames))
+        return "".join(traceback.format_list(frames_of_user(error)))
     said = "".join(traceback.format_exception_only(error))
     return "".join(traceback.format_exception(error)).removesuffix(said)
 

@@ -10,6 +10,7 @@ from keras_flow.launch import failure
 from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.job import Job
 from keras_flow.launch.processes import RankProcess, Ranks, preemption_seconds
+from keras_flow.units import numbered
 
 #: holds for what is written through `atomic`
 _WHOLE = "each file is whole, the old one or the new"
@@ -50,16 +51,12 @@ def outcome(head: str, job: Job, folder: JobFolder, ranks: Ranks) -> str:
     if ranks.unfinished:
         why = "before a second Ctrl-C" if ranks.hurried else f"within {preemption_seconds():g} s"
         hint = "" if ranks.hurried else f" ({settings.GRACE})"
-        who = _names(ranks.unfinished, job)
+        who = numbered(ranks.unfinished, job.word, job.words)
         return f"{head}; {who} did not finish the callback of kf.on_preemption {why}{hint}; {_WHOLE}"
     missing = [process.rank for process in ranks.processes if not folder.saved(process.rank).exists()]
     if missing:
-        return f"{head}; the callback of kf.on_preemption was not called in {_names(missing, job)}"
+        return f"{head}; the callback of kf.on_preemption was not called in {numbered(missing, job.word, job.words)}"
     files = {name: None for process in ranks.processes for name in json.loads(folder.saved(process.rank).read_text())}
     if files:
         return f"{head}; saved {', '.join(files)}"
     return f"{head}; the callback of kf.on_preemption has ended in every {job.word} of this host"
-
-
-def _names(ranks: Sequence[int], job: Job) -> str:
-    return f"{job.word if len(ranks) == 1 else job.words} {', '.join(map(str, ranks))}"

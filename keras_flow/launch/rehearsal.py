@@ -26,7 +26,7 @@ from keras_flow.backends import symbolic
 from keras_flow.backends.engines import ENGINES
 from keras_flow.current import dry_run
 from keras_flow.current.world import World
-from keras_flow.errors import FlowError, LayoutError, is_of_user
+from keras_flow.errors import FlowError, LayoutError, frames_of_user
 
 #: seconds after which the ranks are started, whatever the rehearsal has found
 _SECONDS = 4.0
@@ -143,8 +143,7 @@ def play(main: Callable[[], object], ranks: int, processes: int, pipe: int) -> N
 
 
 def _tell(pipe: int, error: BaseException, text: str) -> None:
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if is_of_user(each.filename)]
-    where = "".join(traceback.format_list(frames[-1:]))
+    where = "".join(traceback.format_list(frames_of_user(error)[-1:]))
     os.write(pipe, json.dumps([type(error).__name__, text, where]).encode())
 
 

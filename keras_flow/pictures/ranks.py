@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keras_flow.pictures.svg import arrow, box, colour, line, picture, text
+from keras_flow.units import numbered
 
 #: of more ranks than this a picture says less than a line of text
 MOST_RANKS = 256
@@ -94,7 +95,7 @@ def blocks(shape: tuple[int, int], held: Sequence[Block], title: str, width: flo
 
 def _strip(x1: float, y1: float, x2: float, y2: float, ranks: Sequence[int]) -> list[str]:
     """The visible edge of a sheet behind the first one."""
-    note = f"a summand, held by {_named(ranks)}"
+    note = f"a summand, held by {numbered(ranks)}"
     return [box(x1, y1, x2 - x1, y2 - y1, colour(ranks[0]), note=note)] if x2 > x1 and y2 > y1 else []
 
 
@@ -113,7 +114,7 @@ def _front(x: float, y: float, wide: float, tall: float, sheets: Sequence[Sequen
             f"fill='{colour(rank)}' fill-opacity='.45'/>"
         )
     summands = f"; the sum of {len(sheets)} such sheets" if len(sheets) > 1 else ""
-    parts.append(box(x, y, wide, tall, note=f"held by {_named(ranks)}{summands}"))
+    parts.append(box(x, y, wide, tall, note=f"held by {numbered(ranks)}{summands}"))
     words = ", ".join(map(str, shown)) + (" …" if len(ranks) > len(shown) else "")
     if len(sheets) > 1:
         words = " + ".join(str(sheet[0]) for sheet in sheets[:4]) + (" + …" if len(sheets) > 4 else "")
@@ -122,10 +123,6 @@ def _front(x: float, y: float, wide: float, tall: float, sheets: Sequence[Sequen
         below = 0.0 if len(shown) == 1 else seam / 2
         parts.append(text(x + wide / 2, y + tall / 2 + below + size / 3, words, size))
     return parts
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 @dataclass(frozen=True)
