@@ -101,10 +101,10 @@ def boxing(
         _print_part(result, rank)
     for file in (png, svg):
         if file is not None:
-            from keras_flow.boxing.picture import draw
+            from keras_flow.boxing.drawing import drawing
 
             try:
-                draw(result, file)
+                drawing(result).save(file)
             except OSError as error:
                 raise FlowError(f"the picture {file} cannot be written: {error.strerror}") from error
             # with --json standard output has the plan alone

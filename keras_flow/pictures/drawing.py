@@ -8,6 +8,10 @@ from pathlib import Path
 
 from keras_flow import atomic
 from keras_flow.errors import FlowError
+from keras_flow.pictures.svg import FONT
+
+#: in a PNG: the first that the machine has
+_FONTS = "Arial,Helvetica,DejaVu Sans,Liberation Sans,Noto Sans,sans-serif"
 
 
 @dataclass(frozen=True)
@@ -48,16 +52,14 @@ class Drawing:
     def _png(self, scale: float) -> bytes:
         if find_spec("resvg_py") is None:
             raise FlowError(
-                "a PNG is made by resvg_py, which is not installed: `pip install 'keras-flow[notebook]'`, or write "
+                "a PNG is made by resvg_py, which is not installed: `pip install 'keras-flow[plots]'`, or write "
                 "an .svg file"
             )
         import resvg_py
 
-        # a page's text colour is that of a white page
-        drawn = resvg_py.svg_to_bytes(
-            svg_string=self.svg.replace("currentColor", "#222"), zoom=scale, background="white"
-        )
-        return bytes(drawn)
+        # a page's text colour is that of a white page; without Arial, its sans-serif, resvg leaves words out
+        told = self.svg.replace("currentColor", "#222").replace(FONT, FONT.replace("sans-serif", _FONTS))
+        return bytes(resvg_py.svg_to_bytes(svg_string=told, zoom=scale, background="white"))
 
     def _repr_html_(self) -> str:
         return f"<div style='overflow-x:auto'>{self.svg}</div>"

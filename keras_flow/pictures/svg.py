@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -10,6 +11,8 @@ _COLOURS = ("#2f86c9", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#
 FONT = "font-family='system-ui,sans-serif'"
 #: the colour of what communicates
 TRAFFIC = "#d55e00"
+#: of a `picture`
+_SIZE = re.compile(r"viewBox='0 0 (\d+) (\d+)' width='\d+' style='[^']*'")
 
 
 def colour(rank: int) -> str:
@@ -69,6 +72,16 @@ def picture(width: float, height: float, parts: Sequence[str], name: str) -> str
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' width='{width:.0f}' "
         f"style='max-width:100%;height:auto' role='img' aria-label='{escape(name, quote=True)}'>{''.join(parts)}</svg>"
     )
+
+
+def side_by_side(pictures: Sequence[str], name: str, gap: float = 24) -> str:
+    """Several of these SVG elements as one, for a file."""
+    x, heights, parts = 0.0, [0.0], []
+    for each in pictures:
+        width, height = _SIZE.findall(each)[0]
+        parts.append(_SIZE.sub(rf"viewBox='0 0 \1 \2' x='{x:g}' width='\1' height='\2'", each, count=1))
+        x, heights = x + float(width) + gap, [*heights, float(height)]
+    return picture(max(x - gap, 0), max(heights), parts, name)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = (), title: str = "") -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -64,7 +66,18 @@ def test_picture(tmp_path, kind):
     file = tmp_path / f"plan.{kind}"
     run("P,S(0)", "S(0),B", "--shape", "64,48", "--hierarchy", "2,2", f"--{kind}", str(file))
     start = file.read_bytes()[:5]
-    assert start == (b"\x89PNG\r" if kind == "png" else b"<?xml")
+    assert start == (b"\x89PNG\r" if kind == "png" else b"<svg ")
+
+
+def test_a_picture_has_both_layouts_and_the_steps_between(tmp_path):
+    file = tmp_path / "plan.svg"
+    run("P,S(0)", "S(0),B", "--shape", "64,48", "--hierarchy", "2,2", "--svg", str(file))
+    root = ElementTree.parse(file).getroot()
+    parts = root.findall("{http://www.w3.org/2000/svg}svg")
+    sides = [(float(part.get("x", 0)), float(part.get("width", 0))) for part in parts]
+    assert len(parts) == 3
+    assert all(x + width < following for (x, width), (following, _) in itertools.pairwise(sides))
+    assert float(root.get("width")) == sum(sides[-1])
 
 
 @pytest.mark.parametrize(

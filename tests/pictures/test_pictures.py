@@ -133,6 +133,14 @@ def test_files(tmp_path: Path) -> None:
         drawing.save(tmp_path / "picture.gif")
 
 
+def test_a_png_has_its_words(tmp_path: Path) -> None:
+    sizes = []
+    for words in ("", "a step that moves many bytes"):
+        Drawing(svg.picture(300, 40, [svg.text(150, 20, words)], "words"), words).save(tmp_path / "words.png")
+        sizes.append((tmp_path / "words.png").stat().st_size)
+    assert sizes[1] > 2 * sizes[0]
+
+
 def test_a_page_of_text_colours_is_readable_on_any_ground() -> None:
     """Lines and letters have the page's colour; nothing is black or white by itself."""
     for picture in (MESH._repr_html_(), kf.Layout(MESH, "S(0),P", (8, 12)).picture()):
