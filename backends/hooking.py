@@ -34,6 +34,17 @@ def applied_distribution(*args: object, **kwargs: object) -> Distribution | None
     return applied()
 
 
+def distribution_of_new(made: object, *args: object, layout: object = None, **kwargs: object) -> Distribution | None:
+    """Condition of hooks on what makes a variable: the active distribution, else that of the layout that it is given.
+
+    An optimizer that is built outside of the scope gives its slots the layouts of its variables.
+    """
+    given = layout if isinstance(layout, KerasLayout) else keras_layout(made)
+    if given is None or applied() is not None:
+        return active()
+    return given.distribution.whole
+
+
 def layout_over_ranks(variable: object, *args: object, **kwargs: object) -> KerasLayout | None:
     """Condition of hooks on methods of variables: the layout of one that is on several ranks."""
     layout = keras_layout(variable)

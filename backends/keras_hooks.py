@@ -15,7 +15,7 @@ from keras import tree
 from keras_flow.backends import built_late, dry_run_hooks, hub_models, rematerialized, states, symbolic
 from keras_flow.backends.active import backend
 from keras_flow.backends.files import backups, exporting, weights_files
-from keras_flow.backends.hooking import Hook, always, declared, hook
+from keras_flow.backends.hooking import Hook, always, declared, distribution_of_new, hook
 from keras_flow.backends.reading import row_order
 from keras_flow.backends.rendezvous import alone, meeting
 from keras_flow.current import dry_run, loops, models, pausing
@@ -257,6 +257,7 @@ def _add_state(
     "add_variable",
     "slots that have not their variable's shape (Adafactor) are never asked of the rules; the others may be "
     "split where their variable is not (zero=)",
+    when=distribution_of_new,
 )
 def _add_slot(
     _: object, original: Callable[..., object], optimizer: keras.Optimizer, *args: object, **kwargs: object

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from keras_flow.backends.files import shared_files, weights_files
-from keras_flow.backends.hooking import hook, layout_over_ranks
+from keras_flow.backends.hooking import distribution_of_new, hook, layout_over_ranks
 from keras_flow.backends.jax import creation
 from keras_flow.backends.jax.devices import world
 from keras_flow.backends.jax.layouts import engine_layout
@@ -28,6 +28,7 @@ from keras_flow.current.variable_layout import KerasLayout, is_elsewhere, keras_
     "keras.Variable",
     "_initialize_with_initializer",
     "initialisers that need the whole value would make it on every device",
+    when=distribution_of_new,
 )
 def initialize_with_initializer(
     distribution: Distribution,

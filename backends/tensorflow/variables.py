@@ -15,7 +15,7 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.ops import resource_variable_ops
 
 from keras_flow.backends.files import shared_files
-from keras_flow.backends.hooking import hook
+from keras_flow.backends.hooking import distribution_of_new, hook
 from keras_flow.backends.mail import stage_messages
 from keras_flow.backends.rendezvous import meeting
 from keras_flow.backends.tensorflow import creation, mirrored_strategy, processes, tables
@@ -35,6 +35,7 @@ from keras_flow.layout import Layout
     "keras.Variable",
     "_initialize_with_initializer",
     "makes a DTensor variable from shards; Keras makes a whole tf.Variable on one device",
+    when=distribution_of_new,
 )
 def initialize_with_initializer(
     distribution: Distribution, original: Callable[..., object], variable: keras.Variable, initializer: Callable
@@ -67,6 +68,7 @@ def initialize_with_initializer(
     "keras.Variable",
     "_initialize",
     "makes a DTensor variable of a given value; Keras makes a whole tf.Variable on one device",
+    when=distribution_of_new,
 )
 def initialize(
     distribution: Distribution, original: Callable[..., object], variable: keras.Variable, value: tf.Tensor | np.ndarray

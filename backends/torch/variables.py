@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from keras_flow import sbp
 from keras_flow.backends.files import weights_files
-from keras_flow.backends.hooking import hook, layout_over_ranks
+from keras_flow.backends.hooking import distribution_of_new, hook, layout_over_ranks
 from keras_flow.backends.rendezvous import agreement
 from keras_flow.backends.torch import copies, creation, layouts, local_tensors, tensors
 from keras_flow.backends.torch.step import current_step, of_all_rows
@@ -70,6 +70,7 @@ def to_logical(value: object) -> object:
     "keras.Variable",
     "_initialize_with_initializer",
     "variables are created sharded; without it every rank makes the whole value",
+    when=distribution_of_new,
 )
 def initialize_with_initializer(
     distribution: Distribution,
@@ -106,6 +107,7 @@ def initialize_with_initializer(
     "keras.Variable",
     "_initialize",
     "variables of the consistent view are DTensors; Keras 3.15 has no distribution on torch",
+    when=distribution_of_new,
 )
 def initialize(
     distribution: Distribution, original: Callable[..., None], variable: keras.Variable, value: object
