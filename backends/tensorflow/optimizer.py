@@ -107,10 +107,16 @@ def apply(
     The slices of an embedding's gradient stay slices, though they are summed over the ranks for each use of them then
     (Adam has two): Keras squares and clips them without adding those of one row up, and the numbers are to be those of
     one device.
+
+    One `tf.Variable` among the variables, which is of no mesh, has all of them updated by one device: outside of a step
+    variables are read as plain tensors, and what is assigned is laid again.
     """
     grads = list(grads)
     variables = list(trainable_variables) if trainable_variables is not None else optimizer._trainable_variables
     if not in_step():
+        if any(isinstance(each, tf.Variable) and not isinstance(each, dtensor.DVariable) for each in variables):
+            with distribution.scope():
+                return original(optimizer, grads, variables if trainable_variables is not None else None)
         _lay_alike(variables, distribution)
     for index, (gradient, variable) in enumerate(zip(grads, variables, strict=False)):
         target = _plain(variable)

@@ -1,4 +1,4 @@
-"""Updates in a loop of one's own, by an optimizer that was built outside of the scope."""
+"""Updates in a loop of one's own, by an optimizer that was built outside of the scope or has a `tf.Variable`, too."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ BUILT = (
     ("2x2", 0, "outside", "outside"),
     ("2x2", 1, "outside", "in"),
 )
+WITH_OTHERS = (("dp", 0, "in", "in"), ("2x2", 0, "in", "outside"), ("2x2", 0, "outside", "in"))
 
 
 def _compared(names: Sequence[str], cases: Sequence[tuple[Any, ...]], others: Callable[..., Any]) -> list[str]:
@@ -97,9 +98,19 @@ def built_outside() -> list[str]:
     return _compared(names, BUILT, lambda value: keras.Variable(value, name="other"))
 
 
+def with_a_variable_of_tensorflow() -> list[str]:
+    import tensorflow as tf
+
+    return _compared(list(OPTIMIZERS), WITH_OTHERS, tf.Variable)
+
+
 @pytest.mark.parametrize("engine", sampling.on_one(["jax", "tensorflow", "torch"]))
 def test_an_optimizer_is_built_outside_of_the_scope(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(built_outside) == []
+
+
+def test_a_tf_variable_beside_variables_of_the_scope(on_ranks: Any) -> None:
+    assert on_ranks("tensorflow")(with_a_variable_of_tensorflow) == []
 
 
 def slots_are_split() -> list[tuple[int, ...]]:
