@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import keras
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.eager import context
 from tensorflow.python.framework import smart_cond
 
 from keras_flow.backends.tensorflow import replicated_operations
+from keras_flow.backends.tensorflow.mesh_values import is_dtensor
 from keras_flow.current.models import layer_in_call
 from keras_flow.errors import FlowError
 
@@ -31,6 +34,10 @@ _IMPOSSIBLE = {
     **dict.fromkeys(("While", "StatelessWhile"), "DTensor computes some loops wrongly, those of a scan"),
     **dict.fromkeys(("PyFunc", "PyFuncStateless", "EagerPyFunc"), _PYTHON),
 }
+#: operations that change a resource begin so, but for those that read it
+_CHANGING = ("Assign", "Resource", "Rng", "Stateful")
+_READING = ("ResourceGather", "ResourceGatherNd", "ResourceStridedSlice")
+_PLAIN = "it changes a tf.Variable, which each rank would change (a keras.Variable is laid over the ranks)"
 #: operations that draw -> the first of their inputs that is no seed: every rank draws the whole, as in `random`
 _PARAMETERS = {"StatelessRandomGammaV3": 4, "StatelessRandomBinomial": 2}
 _GRADIENT = "gradient_tape/"
@@ -152,6 +159,24 @@ def before(graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor]) -> None:
         trace.without_rule[path, op_type] = None
 
 
+def _is_off_the_mesh(resource: tf.Tensor) -> bool:
+    """Whether a resource is a variable of TensorFlow's own, of which all ranks have the same one."""
+    found: tf.Tensor | None = resource
+    while found is not None and tf.is_symbolic_tensor(found):  # captured, by one graph from another
+        graph: Any = found.graph
+        found = next((outer for outer, inner in graph.captures if inner is found), None)
+    with tf.init_scope():
+        return found is not None and not is_dtensor(found)
+
+
+def _changes(op_type: str, attributes: Mapping[str, Any]) -> bool:
+    """Whether an operation, or one in a function that it calls, changes a resource that it is given."""
+    if not op_type.endswith("PartitionedCall"):
+        return op_type.startswith(_CHANGING) and op_type not in _READING
+    called: Any = context.get_function_def(attributes["f"].func.name)
+    return any(_changes(node.op, node.attr) for node in called.node_def)
+
+
 def _give_up(trace: Trace, path: str, op_type: str, why: str) -> None:
     trace.given_up = path, op_type, why
     raise GivenUp(op_type)
@@ -162,7 +187,7 @@ def after(operation: tf.Operation) -> None:
 
     Raises:
         GivenUp: the shape of its result is not known. DTensor would cut pieces of no rows from it beside a split
-            operand, at which TensorFlow ends the collectives of the process.
+            operand, at which TensorFlow ends the collectives of the process. Or every rank would change one variable.
     """
     # private; checked with TensorFlow 2.21
     operation._set_attr(NAME_ATTRIBUTE, attr_value_pb2.AttrValue(s=operation.name.encode()))
@@ -171,6 +196,9 @@ def after(operation: tf.Operation) -> None:
         trace.layers[operation.name] = trace.layer_of(scope), operation.type
         if path := _path_in_call():
             trace.scopes[scope] = path
+        resources = [value for value in operation.inputs if value.dtype == tf.resource]
+        if resources and _changes(operation.type, operation.node_def.attr) and any(map(_is_off_the_mesh, resources)):
+            _give_up(trace, trace.layers[operation.name][0], operation.type, _PLAIN)
         if _loses_its_shape(operation) and not isinstance(layer_in_call(), keras.optimizers.Optimizer):
             _give_up(trace, trace.layers[operation.name][0], operation.type, "the shape of its result is not known")
 

@@ -412,6 +412,49 @@ def slices_of_ones_own() -> None:
             np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), expected, atol=1e-6)
 
 
+class Averaged(keras.layers.Layer):
+    """Keeps what it has seen in variables of TensorFlow's own, as a `tf.Module` does."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.average = tf.Variable(0), tf.Variable([1.0] * 3)
+        self.generator = tf.random.Generator.from_seed(3)
+
+    @tf.function
+    def keep(self, seen: tf.Tensor) -> None:
+        self.average.assign(0.9 * self.average + 0.1 * seen)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        self.keep(tf.stop_gradient(tf.reduce_mean(x, 0)))  # in a graph in the step's
+        self.calls.assign_add(1)
+        return x - self.average + 0.1 * self.generator.normal((3,))
+
+
+def variables_of_tensorflow() -> None:
+    """A `tf.Variable` that a step changes was changed by each rank: a counter counted the ranks' steps."""
+    x = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+    first = [np.linspace(-1, 1, 12, dtype="float32").reshape(4, 3), np.zeros(3, "float32")]
+
+    def trained(scope: contextlib.AbstractContextManager) -> list[np.ndarray]:
+        with scope:
+            averaged = Averaged()
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3), averaged])
+            model.compile(keras.optimizers.Adam(0.1), "mse")
+        model.set_weights(first)
+        model.fit(x, x[:, :3], batch_size=8, epochs=2, shuffle=False, verbose=0)
+        loss = model.evaluate(x, x[:, :3], batch_size=8, verbose=0)
+        prediction = model.predict(x, batch_size=8, verbose=0)
+        return [*model.get_weights(), averaged.calls.numpy(), averaged.average.numpy(), loss, prediction]
+
+    wanted = trained(contextlib.nullcontext())
+    for distribution in (kf.DataParallel(), kf.ModelParallel(kf.Placement(range(4), ("data",)), rules={})):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for one, other in zip(wanted, trained(distribution.scope()), strict=True):
+                np.testing.assert_allclose(other, one, atol=2e-6)
+        assert any("StatefulPartitionedCall of 'sequential" in str(each.message) for each in said), list(map(str, said))
+
+
 def iterators_that_end() -> None:
     """After a loop nothing holds its iterator, so that its threads end without the garbage collector."""
     x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
@@ -442,6 +485,7 @@ PROGRAMS = {
         copies_of_many_dims,
         rows_of_an_embedding_that_repeat,
         slices_of_ones_own,
+        variables_of_tensorflow,
         draws_of_own_rows,
         operations_that_fail_as_they_run,
         iterators_that_end,

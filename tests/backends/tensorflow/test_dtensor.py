@@ -18,6 +18,7 @@ NAMES = (
     "copies_of_many_dims",
     "rows_of_an_embedding_that_repeat",
     "slices_of_ones_own",
+    "variables_of_tensorflow",
     "draws_of_own_rows",
     "iterators_that_end",
 )
