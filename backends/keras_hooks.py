@@ -53,10 +53,7 @@ def _distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Dis
 def _entry(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
 ) -> object:
-    """Hook on `fit`, `evaluate`, `predict`, `generate` and the methods for one batch: enter the model's distribution.
-
-    Layouts are checked first, and an error leaves a usable model.
-    """
+    """Hook on `fit`, `generate`, the methods for one batch and the like: enter the distribution of the model."""
     name = original.__name__
     given = inspect.signature(original).bind_partial(model, *args, **kwargs).arguments
     if name in _ENTRIES:  # `generate` reads its data itself, strings too
@@ -284,10 +281,7 @@ def _active_or_dry_run(*args: object, **kwargs: object) -> Distribution | World 
 def _value_comes_later(
     found: Distribution | World, original: Callable[..., object], variable: keras.Variable
 ) -> object:
-    """Hook on `register_uninitialized_variable`: choose the layout now.
-
-    Later the layer that creates the variable is not known.
-    """
+    """Hook on `register_uninitialized_variable`: choose the layout now, while the layer is known."""
     if isinstance(found, Distribution) and keras_layout(variable) is None:
         variable._layout = found.get_variable_layout(variable)
     return None if is_dry_run() else original(variable)  # what is registered gets its value at the scope's end
@@ -307,10 +301,7 @@ def _compile_from_config(
     *args: object,
     **kwargs: object,
 ) -> None:
-    """Hook on `Trainer.compile_from_config`: `jit_compile=True` in a file means "auto".
-
-    A file says True where it was "auto" and the engine that saved it compiles.
-    """
+    """Hook on `Trainer.compile_from_config`: `jit_compile=True` in a file means "auto"."""
     if config.get("jit_compile") is True and active() is not None:
         config = {**config, "jit_compile": "auto"}
     original(model, config, *args, **kwargs)

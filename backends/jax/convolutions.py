@@ -58,13 +58,7 @@ def convolve(
 ) -> jax.Array:
     """Hook on `conv` and `depthwise_conv`: with groups, each rank convolves the rows that it holds.
 
-    Args:
-        distribution: the one for which the step is traced.
-        original: Keras's function.
-        inputs: tensor [rows, ...]; rows that do not divide by the data ranks are convolved by every rank.
-        kernel: its variable or tensor, of which every rank gets all.
-        args: strides, padding, data format, dilation rate, of which the third says where the channels are.
-        kwargs: the same by name.
+    Rows that do not divide by the data ranks are convolved by every rank; each rank gets all of the kernel.
     """
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
     # one group: XLA's partitioner has the right gradients, and splits channels too
@@ -96,16 +90,7 @@ def convolve_transposed(
     *args: Any,
     **kwargs: Any,
 ) -> jax.Array:
-    """Hook on `conv_transpose`, and `conv` without groups: only rows and channels may be split.
-
-    Args:
-        distribution: the one for which the step is traced.
-        original: Keras's function.
-        inputs: tensor [rows, *positions, channels], or with the channels second.
-        kernel: its variable or tensor [*window, channels, channels].
-        args: the other arguments of the function.
-        kwargs: the same by name.
-    """
+    """Hook on `conv_transpose`, and `conv` without groups: only rows and channels may be split."""
     weights = jax.numpy.asarray(getattr(kernel, "value", kernel))
     # the window's dims; the last two are channels, which may stay split
     weights = whole_on(weights, range(weights.ndim - 2), distribution.placement)
@@ -132,18 +117,7 @@ def pool(
     *args: Any,
     **kwargs: Any,
 ) -> jax.Array:
-    """Hook on `jax.lax.reduce_window`, of which all poolings of Keras are made: dims with windows are not split.
-
-    Args:
-        distribution: the one for which the step is traced.
-        original: JAX's function.
-        operand: tensor of any shape.
-        init_value: what an empty window gives.
-        computation: which two elements become one.
-        window_dimensions: lengths of a window, 1 for rows and channels.
-        args: strides and padding.
-        kwargs: the same by name.
-    """
+    """Hook on `jax.lax.reduce_window`, which all poolings are made of: dims with windows are not split."""
     windows = [dim for dim, length in enumerate(window_dimensions) if length > 1]
     operand = whole_on(operand, windows, distribution.placement)
     outputs = original(operand, init_value, computation, window_dimensions, *args, **kwargs)

@@ -74,10 +74,7 @@ def associative_scan(
     reverse: bool = False,
     axis: int = 0,
 ) -> Any:
-    """Hook on `associative_scan`: the dim along which it works is not split, before and after.
-
-    It puts even and odd elements together by padding, which XLA does wrongly on a mesh such as [[3, 1], [0, 2]].
-    """
+    """Hook on `associative_scan`: the dim along which it works is not split, before and after."""
     unsplit = functools.partial(_unsplit, distribution, [axis])
     return jax.tree.map(unsplit, original(f, jax.tree.map(unsplit, elems), reverse=reverse, axis=axis))
 
@@ -99,14 +96,8 @@ def transform(
 ) -> jax.Array:
     """Hook on `jax.lax.fft`: each rank transforms its own rows, operand and result row-major in memory.
 
-    The result too, because its gradient is the operand of the transform back.
-
-    Args:
-        distribution: the one for which the step is traced.
-        original: JAX's function.
-        x: tensor [..., *dims], complex except for a real transform; dim 0 has the rows, unless it is transformed.
-        kind: which transform.
-        lengths: of the transformed dims, the last ones.
+    The result too, because its gradient is the operand of the transform back. Dim 0 of `x` has the rows, unless it is
+    among the last ones, which are transformed.
     """
     divides = x.ndim > len(lengths) and distribution.batch_plan(x.shape[0]).divides
     # rows left over: every rank transforms all of them

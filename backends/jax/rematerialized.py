@@ -19,11 +19,7 @@ from keras_flow.current.keras_places import get_stateless_scope
     when=applied_distribution,
 )
 def remat(_: object, original: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Hook on `remat`: seeds and statistics that the function assigns, its losses and masks leave the checkpoint.
-
-    Keras hands the function to `jax.checkpoint` as it is: what it assigns then stays inside, and `training=True` comes
-    as a traced value.
-    """
+    """Hook on `remat`: seeds and statistics that the function assigns, its losses and masks leave the checkpoint."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         scope: Any = get_stateless_scope()

@@ -140,13 +140,7 @@ def write(variable: keras.Variable, value: jax.Array) -> None:
 def apply_gradients(
     optimizer: Any, parts: Sequence[tuple[int, list[keras.Variable], list[Any]]], is_compiled: bool
 ) -> None:
-    """Update the weights of each rank, by a program of its own.
-
-    Args:
-        optimizer: whose slots lie where their variables do.
-        parts: of each rank the weights, and a gradient for each.
-        is_compiled: whether to compile.
-    """
+    """Update the weights of each rank, by a program of its own."""
     slots = list(optimizer.variables)
     homes = [_home(slot) for slot in slots]
     shared = [slot for slot, home in zip(slots, homes, strict=True) if home is None]
@@ -203,13 +197,7 @@ def _update_program(optimizer: Any, *which: Any) -> Callable[..., Any]:
 
 
 def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
-    """What Keras's loop calls: a step on each of `steps_per_execution` batches; the state goes in and out.
-
-    Args:
-        model: whose loop.
-        name: `"train"`, `"test"` or `"predict"`.
-        step: of a batch.
-    """
+    """What Keras's loop calls: a step on each of `steps_per_execution` batches; the state goes in and out."""
 
     def groups() -> list[list[keras.Variable]]:
         every: Any = model

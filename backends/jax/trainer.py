@@ -114,10 +114,7 @@ def step_state(
 def predict_on_batch(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, x: object
 ) -> object:
-    """Hook on `JAXTrainer.predict_on_batch`: split the batch.
-
-    Keras hands it to the step as it is, and every device would compute it whole.
-    """
+    """Hook on `JAXTrainer.predict_on_batch`: split the batch."""
     return original(model, data.put_batch(x, distribution))
 
 

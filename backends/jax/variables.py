@@ -66,10 +66,7 @@ def initialize_with_initializer(
 
 @hook("keras.Variable", "assign", "loaded values would pass whole through device 0", when=layout_over_ranks)
 def assign(layout: KerasLayout, original: Callable[..., object], variable: keras.Variable, value: object) -> object:
-    """Hook on `JaxVariable.assign`: a host value goes to the devices slice by slice.
-
-    Keras would put it whole on device 0 first.
-    """
+    """Hook on `JaxVariable.assign`: a host value goes to the devices slice by slice."""
     # a traced value has its sharding from the step; only host values would pass through device 0
     if not isinstance(value, np.ndarray) or in_stateless_scope() or tuple(value.shape) != tuple(variable.shape):
         return original(variable, np.array(value) if weights_files.is_mapped(value) else value)
@@ -123,10 +120,7 @@ def host_value(tensor: object, *args: object, **kwargs: object) -> object | None
 def distribute_tensor(
     _: object, original: Callable[..., object], tensor: object, layout: Sharding | KerasLayout
 ) -> object:
-    """Hook on JAX's `distribute_tensor`: each process gives its devices their parts of a value that all have.
-
-    `jax.device_put` would gather the value from all processes first, only to compare it.
-    """
+    """Hook on JAX's `distribute_tensor`: each process gives its devices their parts of a value that all have."""
     sharding = getattr(layout, "backend_layout", layout)
     if not isinstance(sharding, Sharding) or sharding.is_fully_addressable:
         return original(tensor, layout)
@@ -223,10 +217,7 @@ def of_several_processes(*args: object, **kwargs: object) -> bool | None:
     when=of_several_processes,
 )
 def read_whole(_: object, original: Callable[..., np.ndarray], value: Any, *args: Any, **kwargs: Any) -> object:
-    """Hook on `Variable.__array__` and `convert_to_numpy`: what other processes have of a value is gathered.
-
-    A collective: every process reads it. JAX raises instead.
-    """
+    """Hook on `Variable.__array__` and `convert_to_numpy`: what other processes have is gathered, a collective."""
     if isinstance(value, keras.Variable):
         copy = shared_files.copy_of(value)
         if copy is not None:

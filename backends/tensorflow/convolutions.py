@@ -124,10 +124,7 @@ def convolve(
 def convolve_directly(
     read: tf.Tensor, original: Callable[..., tf.Tensor], inputs: object, _: object, *args: object, **kwargs: object
 ) -> tf.Tensor:
-    """Hook on `conv`: the kernel is read before it.
-
-    Keras convolves in groups inside a `tf.function` of its own, which would read it as one of the user's would.
-    """
+    """Hook on `conv`: the kernel is read before it."""
     return original(inputs, read, *args, **kwargs)
 
 

@@ -243,7 +243,7 @@ def unrolled(
     time_major: bool = False,
     **kwargs: object,
 ) -> object:
-    """Hook on `rnn`: unroll it. DTensor fails on the gradient of a loop ("TensorListReserve: Dimension -2^63").
+    """Hook on `rnn`: unroll it.
 
     Time is reversed here, because Keras's unrolled `rnn` applies a mask in the wrong order to outputs that go backwards
     (3.15: its numbers are then not those of its loop).
@@ -281,10 +281,7 @@ def half_precision(*args: object, **kwargs: object) -> tf.DType | None:
     when=half_precision,
 )
 def contract(half: tf.DType, original: Callable[..., tf.Tensor], *args: object, **kwargs: object) -> tf.Tensor:
-    """Hook on `matmul` and `einsum`: a product in float32, rounded once.
-
-    DTensor would round each rank's part, and their sum, to half precision.
-    """
+    """Hook on `matmul` and `einsum`: a product in float32, rounded once."""
 
     def wide(leaf: object) -> object:
         if isinstance(leaf, keras.Variable):
@@ -368,8 +365,5 @@ def endless_text(message: str, *args: object) -> str | None:
     when=endless_text,
 )
 def parse_message(_: object, original: Callable[..., object], message: str) -> object:
-    """Hook on `parse_message`: cut error texts short.
-
-    DTensor's hold whole programs, and TensorFlow's search in them is quadratic.
-    """
+    """Hook on `parse_message`: cut error texts short, of which DTensor's hold whole programs."""
     return original(message[:_LONGEST] + " [...]")

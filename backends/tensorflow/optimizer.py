@@ -54,10 +54,7 @@ def add_variable_from_reference(
     name: str | None = None,
     initializer: str | keras.Initializer = "zeros",
 ) -> object:
-    """Hook on `TFOptimizer.add_variable_from_reference`: Keras's base method, which hands on the reference's layout.
-
-    TensorFlow's own colocates, which DTensor cannot.
-    """
+    """Hook on `TFOptimizer.add_variable_from_reference`: Keras's base method, which hands on the reference's layout."""
     base: Any = keras_places.find("keras:AnyOptimizer")
     return base.add_variable_from_reference(
         optimizer,

@@ -112,10 +112,7 @@ def seed_on_mesh(seed: object) -> object | None:
     when=seed_on_mesh,
 )
 def cast_seed(_: object, original: Callable[..., object], seed: object) -> object:
-    """Hook on `random._cast_seed`: read the seed words of a generator whose state is on a mesh first.
-
-    Only for a draw on the host.
-    """
+    """Hook on `random._cast_seed`: read the seed words of a generator whose state is on a mesh first."""
     return original(to_logical(seed))
 
 

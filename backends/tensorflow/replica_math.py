@@ -74,10 +74,7 @@ def without_rows(*args: object, **kwargs: object) -> ReplicaRows | None:
 
 @hook("keras:numpy", "add", "Keras takes a tensor [0, n] for a bias of length n", when=without_rows)
 def add(_: object, original: Callable[..., tf.Tensor], x1: tf.Tensor, x2: tf.Tensor) -> tf.Tensor:
-    """Hook on `add`: a sum of tensors without rows.
-
-    Keras 3.15 takes a tensor of shape [0, 6] for a bias of length 6, and fails.
-    """
+    """Hook on `add`: a sum of tensors without rows."""
     first, second = (cast("tf.Tensor", ops.convert_to_tensor(x)) for x in (x1, x2))
     dtype = result_type(first.dtype, second.dtype)
     return tf.add(tf.cast(first, dtype), tf.cast(second, dtype))
@@ -182,10 +179,7 @@ def scale_loss(here: ReplicaRows, original: Callable[..., object], value: tf.Ten
     "trackers see the logical loss, not the local one times the number of replicas",
 )
 def unscale_loss(_: object, original: Callable[..., object], value: tf.Tensor) -> tf.Tensor:
-    """Hook on `unscale_loss_for_distribution`: the logical loss on every replica.
-
-    So trackers weight it by their rows.
-    """
+    """Hook on `unscale_loss_for_distribution`: the logical loss on every replica."""
     return total_of(value)
 
 
@@ -244,10 +238,7 @@ def dropout(
     noise_shape: Sequence[int | None] | None = None,
     seed: object = None,
 ) -> tf.Tensor:
-    """Hook on `random.dropout`: the replica's own rows of the mask of the logical batch.
-
-    Keras draws the same mask on every replica.
-    """
+    """Hook on `random.dropout`: the replica's own rows of the mask of the logical batch."""
     if rate in (0.0, 1.0):
         return original(inputs, rate, noise_shape, seed)
     # the seed of one device: Keras draws it once for the layer, whatever the replica

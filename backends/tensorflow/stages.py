@@ -131,13 +131,7 @@ def write(variable: keras.Variable, value: tf.Tensor) -> None:
 def apply_gradients(
     optimizer: Any, parts: Sequence[tuple[int, list[keras.Variable], list[Any]]], is_compiled: bool
 ) -> None:
-    """Update the weights of all ranks in one graph: TensorFlow computes each where its variable is.
-
-    Args:
-        optimizer: whose slots lie where their variables do.
-        parts: of each rank the weights, and a gradient for each.
-        is_compiled: whether to make a graph.
-    """
+    """Update the weights of all ranks in one graph: TensorFlow computes each where its variable is."""
     pairs = [pair for _, *lists in parts for pair in zip(*lists, strict=True)]
     pairs = [(variable, gradient) for variable, gradient in pairs if gradient is not None]
     if not pairs:
@@ -159,13 +153,7 @@ def apply_gradients(
 
 
 def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
-    """What Keras's loop calls: `steps_per_execution` steps on an iterator; for `predict` all batches of a list.
-
-    Args:
-        model: whose loop.
-        name: `"train"`, `"test"` or `"predict"`.
-        step: of a batch.
-    """
+    """What Keras's loop calls: `steps_per_execution` steps on an iterator; for `predict` all batches of a list."""
     if name != "predict":
         return trainer.in_turn(model, lambda data, _: step(data))
 

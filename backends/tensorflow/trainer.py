@@ -182,10 +182,7 @@ def functions_by_dtensor(model: keras.Model, *args: object, **kwargs: object) ->
 def make_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
 ) -> Callable:
-    """Hook on `TensorFlowTrainer._make_function`: the function of `fit` and `evaluate`.
-
-    It runs `steps_per_execution` steps.
-    """
+    """Hook on `TensorFlowTrainer._make_function`: the function of loops, which runs `steps_per_execution` steps."""
     _refuse_jit(model)
     if step == model.train_step:
         _refuse_saved_models(model)

@@ -40,10 +40,7 @@ from keras_flow.layout import Layout
 def initialize_with_initializer(
     distribution: Distribution, original: Callable[..., object], variable: keras.Variable, initializer: Callable
 ) -> object:
-    """Hook on `Variable._initialize_with_initializer`: make the shards, each for its rank.
-
-    Their values are those of one device.
-    """
+    """Hook on `Variable._initialize_with_initializer`: make each rank's shard, with the values of one device."""
     placed = _layout_for(variable, distribution)
     if is_elsewhere(placed, world().local_ranks):
         _set_absent(variable, placed)
@@ -143,10 +140,7 @@ def assigned_on_host(variable: keras.Variable, *args: object, **kwargs: object) 
 def assign(
     target: dtensor.DVariable, original: Callable[..., object], variable: keras.Variable, value: object
 ) -> object:
-    """Hook on `Variable.assign`: cut host values on the host.
-
-    So no device gets the whole value of a split variable.
-    """
+    """Hook on `Variable.assign`: cut host values on the host, so that no device gets all of a split variable."""
     if isinstance(value, keras.Variable):
         value = value._value
     if isinstance(value, tf.Variable):

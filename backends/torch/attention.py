@@ -59,14 +59,10 @@ def as_the_query(
     """Hook on `nn.dot_product_attention`: all operands get the layout of the query, where it splits rows or heads.
 
     Args:
-        laid: the query, as the condition found it.
-        original: Keras's function.
-        query: `[batch, length, heads, features]`, as are key and value.
-        key: with as many heads as the query, or fewer that groups of its heads share.
-        value: as `key`.
+        query: `[batch, length, heads, features]`, as are key and value; these may have fewer heads, which groups of its
+            heads share.
         bias: `[batch or 1, heads or 1, length, length]`, added to the scores.
         mask: of the same shape, true where a score counts.
-        kwargs: scale, and what else Keras takes.
     """
     mesh = laid.device_mesh
     can_split = (Shard(_ROWS), Shard(_HEADS)) if key.shape[_HEADS] == query.shape[_HEADS] else (Shard(_ROWS),)

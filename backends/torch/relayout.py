@@ -42,12 +42,6 @@ def redistribute_local_tensor(
     """Hook on `redistribute_local_tensor` of DTensor: this rank's shard in the layout `target`, by a plan.
 
     By DTensor itself where there is no plan for such layouts.
-
-    Args:
-        original: DTensor's own function.
-        local: this rank's shard.
-        current, target: DTensor's descriptions of the layouts.
-        options: for the original.
     """
     boxing_plan = _plan(current, target, str(local.dtype).removeprefix("torch."))
     if boxing_plan is None:

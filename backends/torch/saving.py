@@ -69,10 +69,7 @@ def write_entry(
 def write_optimizer(
     _: object, original: Callable[..., None], optimizer: keras.optimizers.Optimizer, store: dict
 ) -> None:
-    """Hook on `BaseOptimizer.save_own_variables`: hand the variables to the file one by one.
-
-    Keras makes whole arrays of all first.
-    """
+    """Hook on `BaseOptimizer.save_own_variables`: hand the variables to the file one by one."""
     for number, variable in enumerate(optimizer.variables):
         store[str(number)] = variable
 
@@ -135,17 +132,7 @@ def _computes(layer: keras.Layer) -> bool:
 
 
 def write_alone(action: Callable[[], object], model: keras.Model | None, name: str) -> None:
-    """Rank 0 calls `action`; the others wait, answer it when it asks for their pieces, and get its error.
-
-    Args:
-        action: writes the file.
-        model: whose variables it may read.
-        name: what writes, the same on all ranks.
-
-    Raises:
-        Exception: on rank 0 what `action` raised.
-        FlowError: on the others, when it failed.
-    """
+    """Rank 0 calls `action`; the others wait, answer it when it asks for their pieces, and get its error."""
     if not shared_files.is_split(model):
         return shared_files.write_here(action, name)
     meeting.meet(shared_files.WRITES)

@@ -24,8 +24,6 @@ def infer(
 ) -> object:
     """Hook on `compute_output_spec`: with plain tensors, where `call` fails on the device "meta".
 
-    Keras runs such a call on plain tensors, which DTensors do not mix with.
-
     The split variables of the layer whose `call` it is are plain there: one zero shown in the logical shape, that takes
     no memory and no collective. Only the shape and the dtype of the result are read.
     """

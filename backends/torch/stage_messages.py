@@ -26,15 +26,7 @@ from keras_flow.current.keras_places import engine_core as core
 def send_tensors(
     tensors: Any, pair: tuple[int, int], tag: int, told: dict[object, Any], key: object
 ) -> Callable[[], None]:
-    """Begin to send a structure of tensors to a rank; returns what waits until it has left.
-
-    Args:
-        tensors: None, or lists of tensors, some of which may be None.
-        pair: who sends them, and who gets them.
-        tag: tells messages apart that are on their way between two ranks.
-        told: the keys whose shapes were told.
-        key: messages of one key have the same shapes, which are told with the first.
-    """
+    """Begin to send a structure of tensors to a rank; returns what waits until it has left."""
     every = [_plainly_laid(leaf) for leaf in leaves(tensors)]
     works, sent = [], []
     if key not in told:
@@ -57,10 +49,7 @@ def send_tensors(
 def receive_tensors(
     pair: tuple[int, int], tag: int, told: dict[object, Any], key: object, split: Distribution | None = None
 ) -> Callable[[], Any]:
-    """Begin to receive what a rank sends; returns what waits for it and gives it.
-
-    `split`: what lays tensors over this rank and others, where ranks compute a lane together.
-    """
+    """Begin to receive what a rank sends; returns what waits for it and gives it."""
     rank = pair[0]
     if key in told:
         return _coming(told[key], rank, tag, split)
@@ -79,11 +68,7 @@ def receive_tensors(
 def from_process_of(rank: int, value: Any, is_like: bool, ranks: tuple[int, ...] | None = None) -> Any:
     """A structure of tensors of the process that drives a rank, in all processes.
 
-    Args:
-        rank: who has it.
-        value: it; elsewhere tensors of the same shapes where `is_like`, otherwise whatever.
-        is_like: whether all processes know the shapes.
-        ranks: those whose processes get it; None for all. Of a DTensor they have pieces of the same place.
+    Of a DTensor the processes of `ranks` have pieces of the same place.
     """
     mine, group = layouts.this_rank() == rank, None if ranks is None else process_group(ranks)
     if not is_like:

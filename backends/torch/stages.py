@@ -187,13 +187,7 @@ def write(variable: keras.Variable, value: torch.Tensor) -> None:
 def apply_gradients(
     optimizer: Any, parts: Sequence[tuple[int, list[keras.Variable], list[Any]]], is_compiled: bool
 ) -> None:
-    """Update the weights of this rank.
-
-    Args:
-        optimizer: of which this rank has the slots of its weights.
-        parts: of this rank the weights, and a gradient for each.
-        is_compiled: nothing is.
-    """
+    """Update the weights of this rank."""
     pairs = [pair for _, *lists in parts for pair in zip(*lists, strict=True) if pair[1] is not None]
     if pairs:
         found = keras_layout(pairs[0][0])
@@ -208,13 +202,7 @@ def apply_gradients(
 
 
 def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
-    """What Keras's loop calls: a step on a batch, which stands in a list.
-
-    Args:
-        model: whose loop.
-        name: `"train"`, `"test"` or `"predict"`.
-        step: of a batch.
-    """
+    """What Keras's loop calls: a step on a batch, which stands in a list."""
     return lambda data: step(data[0])
 
 
@@ -235,14 +223,7 @@ def sum_over_ranks(
     weights: Sequence[keras.Variable],
     split: Distribution | None = None,
 ) -> Callable[[], list[Any]]:
-    """Begin to sum the gradients of a stage over its ranks; returns what waits for the sums.
-
-    Args:
-        ranks: those of the stage.
-        given: those of this process's rank; None for those that there are not.
-        weights: whose they are.
-        split: what lays them over this rank and others, where ranks compute a lane together.
-    """
+    """Begin to sum the gradients of a stage over its ranks; returns what waits for the sums."""
     (own,), mesh = given, None if split is None else layouts.mesh(split.placement)
     own = [_settled(*each, mesh) for each in zip(own, weights, strict=True)]
     if len(ranks) == 1:

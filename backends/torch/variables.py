@@ -78,10 +78,7 @@ def initialize_with_initializer(
     variable: keras.Variable,
     initializer: Callable[..., torch.Tensor],
 ) -> None:
-    """Hook on `Variable._initialize_with_initializer`: choose the layout before the value is made.
-
-    Then this rank makes only its piece, where that is possible.
-    """
+    """Hook on `Variable._initialize_with_initializer`: choose the layout first, so that a rank makes only its piece."""
     layout = _layout_at_creation(variable, tuple(variable._shape), distribution)
     if is_elsewhere(layout, (layouts.this_rank(),)):
         creation.skip(initializer)
