@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from keras_flow import atomic, settings
+from keras_flow.backends.engine_process import EngineProcess
 from keras_flow.backends.engines import ENGINES
 from keras_flow.errors import FlowError
 
@@ -75,18 +75,16 @@ def _run(engine: str) -> tuple[str, bool]:
     """Run the self-test: its error, and whether it would be the same again."""
     with tempfile.TemporaryDirectory(prefix="keras-flow-selftest-") as folder:
         output = Path(folder, "found.json")
-        command = [sys.executable, "-m", "keras_flow.doctor.worker", "test", str(output), "2"]
         name, _, value = ENGINES[engine].on_cpu.partition("=")
-        leave_out = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TF_CONFIG")  # this process may be one of a job
-        env = {key: text for key, text in os.environ.items() if key not in leave_out and "KERAS_FLOW" not in key}
+        of_job = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TF_CONFIG", *(key for key in os.environ if "KERAS_FLOW" in key))
+        environment = {**dict.fromkeys(of_job), name: value, settings.UNTESTED: "allow"}
         limit = _limit()
-        env |= {name: value, "KERAS_BACKEND": engine, settings.UNTESTED: "allow"}
-        try:
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit, check=False)
-        except subprocess.TimeoutExpired:
-            return f"it did not end within {limit:.0f} s (`keras-flow doctor` runs it with more time)", False
-        if not output.exists():
-            return f"it ended with status {done.returncode}: {done.stderr.strip()[-500:]}", False
+        told = ("keras_flow.doctor.worker", "test", str(output), "2")
+        with EngineProcess(engine, *told, environment=environment) as process:
+            if not process.wait(limit):
+                return f"it did not end within {limit:.0f} s (`keras-flow doctor` runs it with more time)", False
+            if not output.exists():
+                return f"it ended with status {process.status}: {process.last_words(500)}", False
         results = json.loads(output.read_text())
     failed = [f"{test}: {result['error']}" for test, result in results.items() if "error" in result]
     return "; ".join(failed), True

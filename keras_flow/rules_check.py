@@ -8,20 +8,17 @@ something is wrong.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from keras_flow import user_file
 from keras_flow.backends import active
+from keras_flow.backends.engine_process import EngineProcess
 from keras_flow.backends.engines import ENGINES
 from keras_flow.errors import FlowError
 from keras_flow.launch import rehearsal
@@ -51,18 +48,11 @@ class RulesCheck:
         engine = ENGINES[_engine_for(file.read_text(encoding="utf-8"), backends)]
         # a check needs no memory of a GPU, and ends where it would write a file
         aside = dict(setting.split("=") for setting in (engine.on_cpu, engine.uncached) if setting)
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed in __exit__
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "keras_flow.rules_check", str(file.resolve()), json.dumps(layouts), what],
-            env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": engine.name, **aside},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.DEVNULL,
-        )
+        told = ("keras_flow.rules_check", str(file.resolve()), json.dumps(layouts), what)
+        self._process = EngineProcess(engine.name, *told, environment=aside, with_errors=False)
 
     def __enter__(self) -> RulesCheck:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS)
+        self._process.wait(_SECONDS)
         try:
             self.raise_what_is_found()
         except FlowError:
@@ -71,9 +61,7 @@ class RulesCheck:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._output.close()
+        self._process.__exit__()
 
     def raise_what_is_found(self) -> None:
         """Raise what the check has found until now.
@@ -81,33 +69,8 @@ class RulesCheck:
         Raises:
             FlowError: a rule, a layout or the file is wrong.
         """
-        if self._process.poll() is not None:
-            self._output.seek(0)
-            rehearsal.raise_found(self._output.read())
-
-    def wait_for(self, process: subprocess.Popen, meanwhile: Callable[[], None]) -> None:
-        """Wait until a process has ended, and end it where a rule is wrong.
-
-        Args:
-            process: the one that starts the ranks.
-            meanwhile: is called five times a second; what it raises ends the process, too.
-
-        Raises:
-            FlowError: a rule, a layout or the file is wrong.
-        """
-        try:
-            while process.poll() is None:
-                self.raise_what_is_found()
-                meanwhile()
-                time.sleep(0.2)
-        # an interrupt, too: no process stays behind
-        except BaseException:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            raise
+        if self._process.status is not None:
+            rehearsal.raise_found(self._process.output())
 
 
 def _engine_for(source: str, backends: Sequence[str]) -> str:

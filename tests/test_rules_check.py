@@ -1,6 +1,6 @@
 """`compare` and `verify` know wrong rules of a file before they start a process, and take nothing else for one."""
 
-import subprocess
+import signal
 import sys
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import pytest
 
 import keras_flow as kf
 from keras_flow import rules_check
+from keras_flow.backends.engine_process import EngineProcess
 from tests.launch import programs
 
 pytestmark = pytest.mark.timeout(200)
@@ -63,10 +64,13 @@ def test_what_else_a_file_does_is_left_to_the_ranks(head: str, tmp_path: Path, m
 def test_a_check_that_takes_longer_ends_the_process_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = programs.write(tmp_path, FILE.format(head="", key="hiden/kernel", dim=1), "compared.py")
     monkeypatch.setattr(rules_check, "_SECONDS", 0.0)
-    beside = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(150)"])
-    with rules_check.RulesCheck(file, ["2x2"], ["jax"], "us") as found, pytest.raises(kf.FlowError, match="hiden"):
-        found.wait_for(beside, lambda: None)
-    assert beside.poll() is not None
+    with (
+        rules_check.RulesCheck(file, ["2x2"], ["jax"], "us") as found,
+        pytest.raises(kf.FlowError, match="hiden"),
+        EngineProcess("jax", "http.server", "0") as beside,
+    ):
+        beside.wait(100, found.raise_what_is_found)
+    assert beside.status == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from keras_flow.backends.engine_process import EngineProcess
 from keras_flow.errors import FlowError
 from keras_flow.rules_check import RulesCheck
 from keras_flow.verify.verification import ComparedNumber, Verification
@@ -65,30 +63,19 @@ def verify_file(
     with tempfile.TemporaryDirectory(prefix="keras-flow-verify-") as folder:
         out = Path(folder) / "verification.json"
         job = VerifyJob(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, by_layer, str(out))
-        environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": backend}
-        command = [sys.executable, "-m", "keras_flow.cli.verify_file", json.dumps(vars(job))]
-        began = time.monotonic()
-        with (Path(folder) / "log.txt").open("w+") as log:
-            process = subprocess.Popen(
-                command, env=environment, stdout=subprocess.DEVNULL, stderr=log, stdin=subprocess.DEVNULL
-            )
-            check.wait_for(process, lambda: _raise_after(began + LIMIT, backend))
-            log.seek(0)
-            said = log.read()
-        # an error of keras_flow is also written to `out`: without a file the process has crashed
-        if not out.exists():
-            raise FlowError(f"{backend}: the verification ended with status {process.returncode}: {said[-3000:]}")
+        with EngineProcess(backend, "keras_flow.cli.verify_file", json.dumps(vars(job))) as process:
+            if not process.wait(LIMIT, check.raise_what_is_found):
+                raise FlowError(f"{backend}: the verification took more than {LIMIT} s and was ended")
+            # an error of keras_flow is also written to `out`: without a file the process has crashed
+            if not out.exists():
+                said = process.last_words(3000)
+                raise FlowError(f"{backend}: the verification ended with status {process.status}: {said}")
         result = json.loads(out.read_text())
     if "error" in result:
         raise FlowError(f"{backend}: {result['error']}")
     rows = tuple(ComparedNumber(**row) for row in result.pop("rows"))
     del result["ok"]
     return Verification(**result, rows=rows)
-
-
-def _raise_after(end: float, backend: str) -> None:
-    if time.monotonic() > end:
-        raise FlowError(f"{backend}: the verification took more than {LIMIT} s and was ended")
 
 
 def run(job: VerifyJob) -> None:

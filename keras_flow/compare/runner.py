@@ -6,8 +6,6 @@ import json
 import math
 import os
 import platform
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from keras_flow import __version__, atomic
+from keras_flow.backends.engine_process import EngineProcess
 from keras_flow.backends.engines import ENGINES, require_known, that_train
 from keras_flow.compare import deviations, html, table
 from keras_flow.compare.known_differences import ProgramFacts, that_fit
@@ -138,16 +137,13 @@ def _run(job: CompareJob, action: str, progress: Progress, check: RulesCheck) ->
         FlowError: it failed, and the text is its own error; or rules are wrong.
     """
     folder = Path(job.folder)
-    log = folder / f"log-{job.backend}-{action}.txt"
-    # an engine is chosen by environment before Keras is imported, so each has a process of its own
-    env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": job.backend}
-    command = [sys.executable, "-m", "keras_flow.compare.worker", action, str(folder / f"job-{job.backend}.json")]
     label = f"{job.backend}: {'starting' if action == 'train' else 'all weights, evaluated'}"
     waiting = progress.add_task(label, total=1, note="")
     tasks: dict[str, TaskID] = {}
     lines = Lines(Console(stderr=True))
 
-    def show() -> None:
+    def meanwhile() -> None:
+        check.raise_what_is_found()
         if not progress.disable:
             _follow(job, tasks, progress)
         elif lines.is_due():
@@ -155,14 +151,14 @@ def _run(job: CompareJob, action: str, progress: Progress, check: RulesCheck) ->
         if tasks:
             progress.update(waiting, visible=False)
 
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, stdin=subprocess.DEVNULL)
-        check.wait_for(process, show)
-    _follow(job, tasks, progress)
-    if process.returncode:
-        reason = folder / f"failed-{job.backend}-{action}.txt"
-        text = reason.read_text() if reason.exists() else log.read_text()[-3000:]
-        raise FlowError(f"{job.backend}: {text.strip()}")
+    file = str(folder / f"job-{job.backend}.json")
+    with EngineProcess(job.backend, "keras_flow.compare.worker", action, file) as process:
+        process.wait(meanwhile=meanwhile)
+        _follow(job, tasks, progress)
+        if process.status:
+            reason = folder / f"failed-{job.backend}-{action}.txt"
+            text = reason.read_text().strip() if reason.exists() else process.last_words(3000)
+            raise FlowError(f"{job.backend}: {text}")
     progress.update(waiting, completed=1, visible=not tasks)
 
 

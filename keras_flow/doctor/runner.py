@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from keras_flow import settings
+from keras_flow.backends.engine_process import EngineProcess
 from keras_flow.backends.engines import ENGINES, require_known
 from keras_flow.doctor import host, links
 from keras_flow.doctor.report import Check, EngineReport, Report
 from keras_flow.runtime import versions
-
-#: seconds between two looks at a process
-_LOOK_SECONDS = 0.05
 
 #: packages that Keras (wrappers, plots, Orbax) and TensorFlow (Lite) import where they are installed, beside what is
 #: checked: a third of the time of their own imports
@@ -110,34 +104,26 @@ def _checks_of(results: dict) -> list[Check]:
 def _process(engine: str, action: str, numbers: Sequence[int], seconds: float, stop: threading.Event) -> dict:
     """Run `worker` in a process; returns its result, or under "error" its error or how it ended."""
     with tempfile.TemporaryDirectory(prefix="keras-flow-doctor-") as folder:
-        output, log = Path(folder) / "found.json", Path(folder) / "log.txt"
-        command = [sys.executable, "-m", "keras_flow.doctor.worker", action, str(output), *map(str, numbers)]
-        env = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": engine}
-        paths = [_without_extras(engine, Path(folder)), env.get("PYTHONPATH", "")]
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # an empty entry would be the folder of the caller
-        for inherited in ("RANK", "WORLD_SIZE", settings.DEVICES):  # doctor itself may run inside a job
-            env.pop(inherited, None)
-        with log.open("w") as stream:
-            process = subprocess.Popen(
-                command,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=env,
-                start_new_session=True,
-            )
-            end = time.monotonic() + seconds
-            while process.poll() is None and time.monotonic() < end and not stop.wait(_LOOK_SECONDS):
-                pass
-            code = process.poll()
-            if code is None:
-                _end(process)
-                last = log.read_text(errors="replace").strip()[-500:] or "none"
+        output = Path(folder) / "found.json"
+        paths = [_without_extras(engine, Path(folder)), os.environ.get("PYTHONPATH", "")]
+        environment: dict[str, str | None] = {
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),  # an empty entry would be the folder of the caller
+            **dict.fromkeys(("RANK", "WORLD_SIZE", settings.DEVICES)),  # doctor itself may run inside a job
+        }
+        told = ("keras_flow.doctor.worker", action, str(output), *map(str, numbers))
+        with EngineProcess(engine, *told, environment=environment) as process:
+            if not process.wait(seconds, lambda: _raise_if(stop)):
+                last = process.last_words(500) or "none"
                 return {"error": f"no result after {seconds:g} s (--timeout); its last output: {last}"}
-        if output.exists():
-            return json.loads(output.read_text())
-        last = log.read_text(errors="replace").strip()[-1000:]
-        return {"error": f"the process ended with exit code {code} and no result: {last}"}
+            if output.exists():
+                return json.loads(output.read_text())
+            last = process.last_words(1000)
+            return {"error": f"the process ended with exit code {process.status} and no result: {last}"}
+
+
+def _raise_if(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise KeyboardInterrupt
 
 
 def _without_extras(engine: str, folder: Path) -> str:
@@ -146,13 +132,3 @@ def _without_extras(engine: str, folder: Path) -> str:
         (folder / "path" / name).mkdir(parents=True)
         (folder / "path" / name / "__init__.py").write_text(f"raise ImportError('{name}: of no use to doctor')\n")
     return str(folder / "path")
-
-
-def _end(process: subprocess.Popen) -> None:
-    """End a process and its children; ranks end when their launcher is gone."""
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
