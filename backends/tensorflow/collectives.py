@@ -249,10 +249,8 @@ def _function(
 
     Args:
         kind: of `operation`.
-        ranks: the group.
-        mine: those of this process.
-        dtype: that of all tensors.
-        shapes: those of the tensors of this process's ranks.
+        ranks, mine: the group, and those of it that are of this process.
+        dtype, shapes: that of all tensors, and those of the tensors of this process's ranks.
         table: `Counts.table` of an exchange.
     """
     devices = rank_devices()

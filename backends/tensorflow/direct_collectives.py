@@ -69,13 +69,10 @@ def _results(
     """What a rank gets of a call, in its program; of which nothing is read where it does not take it.
 
     Args:
-        call: one of `kf.comm`.
-        ranks: the group.
-        rank: that of this process.
+        call, how: one of `kf.comm`, and its options.
+        ranks, rank: the group, and that of this process.
         values: what it gives.
-        shape: that of each tensor that is given, by whichever rank.
-        dtype: theirs.
-        how: of the call.
+        shape, dtype: those of each tensor that is given, by whichever rank.
     """
     count = len(ranks)
     if call in ("all_reduce", "reduce", "broadcast"):

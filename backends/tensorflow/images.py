@@ -113,15 +113,9 @@ def _blocks_transposed(
     name: str | None,
     shapes: Callable[[int, int, int], tuple[Sequence[int], Sequence[int]]],
 ) -> tf.Tensor:
-    """An image in blocks, the third and second of whose dims change places.
+    """An image [rows, height, width, channels] in blocks, the third and second of whose dims change places.
 
-    Args:
-        original: TensorFlow's function.
-        input: tensor [rows, height, width, channels].
-        block_size: of the function.
-        data_format: of the function.
-        name: of the function.
-        shapes: height, width and channels -> the dims of the blocks, and those of the result, without the rows.
+    `shapes`: height, width and channels -> the dims of the blocks, and those of the result, without the rows.
     """
     input = tf.convert_to_tensor(input)
     if data_format != "NHWC" or not input.shape.is_fully_defined():

@@ -187,12 +187,7 @@ def _versions(backend: str) -> dict[str, str]:
 def _write_shards(folder: Path, backend: str, layout: str, model: object, computed: Iterable[int]) -> None:
     """Write the shapes and bytes that the ranks of this process hold, read from the engine's live arrays.
 
-    Args:
-        folder: for the file.
-        backend: which engine.
-        layout: its name.
-        model: whose weights.
-        computed: ranks that have computed, also those that hold no weights between steps.
+    Also of the ranks that have `computed` and hold no weights between steps.
 
     Raises:
         FlowError: the shape of a shard is not that of its layout.
