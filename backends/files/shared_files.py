@@ -6,6 +6,7 @@ A file is then written as for one device: every process saves under one path, in
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -123,6 +124,26 @@ def callback_writes(
     """
     name = f"{type(callback).__name__}.{original.__name__}"
     backend().write_alone(lambda: original(callback, *args, **kwargs), None, name)
+
+
+def among_processes(*args: object, **kwargs: object) -> Distribution | None:
+    """Condition of the hook on `makedirs`: the active distribution, where it is of several processes."""
+    return active() if backend().world().process_count > 1 else None
+
+
+@hook(
+    "keras:file_utils",
+    "makedirs",
+    "each process makes the folder of ModelCheckpoint where it finds none: the second failed (FileExistsError)",
+    when=among_processes,
+)
+def make_folder(_: object, original: Callable[..., object], path: str) -> None:
+    """Hook on `file_utils.makedirs`: a folder that another process has just made is there, as was asked."""
+    try:
+        original(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
 
 
 @hook(

@@ -36,6 +36,38 @@ def test_a_model_without_variables_is_written_by_one_process(on_ranks: Callable[
         assert np.allclose(found, [(x - turn) / np.sqrt(turn + 1) for turn in range(8)], atol=1e-5)
 
 
+def _checkpointed(folder: str) -> list[str]:
+    """Return what is in the folder of a `ModelCheckpoint`, which no process has seen when it makes it."""
+    from unittest import mock
+
+    import keras
+
+    import keras_flow as kf
+    from keras_flow.current.keras_places import file_utils
+
+    x = np.ones((8, 2), "float32")
+    path = Path(folder) / "checkpoints"
+    exists = file_utils.exists
+    with (
+        kf.DataParallel().scope(),
+        # as each process that is a little later than the first one sees it
+        mock.patch.object(file_utils, "exists", lambda each: str(each) != str(path) and exists(each)),
+    ):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        model.fit(x, x, verbose=0, callbacks=[keras.callbacks.ModelCheckpoint(path / "model.keras")])
+        (Path(folder) / "a file").touch()
+        try:
+            file_utils.makedirs(Path(folder) / "a file")
+        except FileExistsError:
+            return [each.name for each in path.iterdir()]
+    raise AssertionError("a file was taken for a folder")
+
+
+def test_all_processes_make_the_folder_of_a_checkpoint(on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    assert on_ranks("torch").on_each(_checkpointed, str(tmp_path)) == [["model.keras"]] * 4
+
+
 def _exported(folder: str) -> tuple[int, float, str]:
     """How often a rank writes a model without variables, what it computes, and an error's text."""
     from unittest import mock
