@@ -31,6 +31,7 @@ LAYOUTS = {"1": 1, "dp4": 4, "2x2": 4, "dp2": 2, "1x2": 2}
 #: tests that write files by functions of their own, not as a model is saved: each process has a folder of its own
 OWN_FOLDERS = re.compile(
     r"IOStore|weights_h5_|save_load_weights_only|save_weights_subclassed|weights_sharding|exception_raised"
+    r"|\.utils\.\w+_test\."  # data sets in folders, archives
 )
 PRIVATE_WRITERS = re.compile(r"saving_lib\._?save_|save_model_to_hdf5|h5py\.File\(|export_lib|export_\w+\(model")
 PUBLIC_WRITERS = re.compile(r"\.save\(|\.save_weights\(|saving_api\.save|\.export\(")
