@@ -36,6 +36,7 @@ REFUSALS = (
         "in a tf.function of your own",
     ),
     Refusal(("torch",), "strings given to a model", "torch has no tensors of strings"),
+    Refusal(("torch",), "a model that Keras's exporter fails on, too", "Keras's exporter for torch failed"),
     Refusal(
         ("torch",),
         "data that each process draws for itself, without a seed, before the scope",
