@@ -68,6 +68,7 @@ class CompareJob:
         seed: see `CompareOptions`.
         folder: for weights, events and results of all processes.
         traces: folder for timelines; None: none are written.
+        perturbed: the first weights are changed in their last bit: what rounding does to this program.
     """
 
     file: str
@@ -79,6 +80,7 @@ class CompareJob:
     seed: int
     folder: str
     traces: str | None = None
+    perturbed: bool = False
 
     def write(self, path: Path) -> None:
         """Write the job for the process."""

@@ -28,6 +28,8 @@ class RunResult:
         loss_share: the same, as a share of the tolerance.
         weights_deviation: largest deviation of a final weight.
         weights_share: the same, as a share of the tolerance.
+        weights_worst: path of the weight with this share.
+        weights_rounded: paths of weights that are over the tolerance as far as rounding takes them on one device.
         between_backends: largest deviation of a step's loss from the first backend's run of the same layout.
         between_share: the same, as a share of the limit; None where it is not judged.
         evaluated: backend -> loss of these final weights, evaluated there on one device.
@@ -54,6 +56,8 @@ class RunResult:
     hierarchy: list[int] = field(default_factory=list)
     received_per_step: int | None = None
     peak_per_rank: int | None = None
+    weights_worst: str = ""
+    weights_rounded: list[str] = field(default_factory=list)
 
     @property
     def ranks_used(self) -> int:

@@ -6,8 +6,10 @@ import json
 import math
 import os
 import platform
+import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,8 @@ from keras_flow.units import amount
 from keras_flow.user_file import check_file, ranks_of
 
 _BATCH = 64
+#: folder of the runs whose first weights are changed in their last bit
+_PERTURBED = "perturbed"
 
 
 def compare(options: CompareOptions, console: Console | None = None) -> int:
@@ -70,6 +74,9 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
                 _run(job, "train", progress, check)
             for job in jobs:
                 _run(job, "evaluate", progress, check)
+            for job in jobs:
+                if any(not _weights_of(job.folder, job.backend, layout).of_tolerance <= 1 for layout in layouts):
+                    _run(_perturbed(job), "train", progress, check)
         # the processes only write files, so that a reader of them needs no engine
         result = judge(options, jobs, folder, skipped)
     result.write(options.out / "report.json")
@@ -116,6 +123,16 @@ def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder
     )
     job.write(folder / f"job-{backend}.json")
     return job
+
+
+def _perturbed(job: CompareJob) -> CompareJob:
+    """One device once more, from first weights that are changed in their last bit: what is rounding?"""
+    folder = Path(job.folder) / _PERTURBED
+    folder.mkdir(exist_ok=True)
+    shutil.copy(Path(job.folder) / "initial.weights.h5", folder)
+    again = replace(job, layouts=("1",), folder=str(folder), traces=None, perturbed=True)
+    again.write(folder / f"job-{job.backend}.json")
+    return again
 
 
 def _progress(console: Console) -> Progress:
@@ -251,9 +268,7 @@ def _run_result(
     single = raw[(backend, "1")]
     first = next(iter(raw.values()))["backend"]
     loss = deviations.of_losses(run["losses"], single["losses"])
-    weights = deviations.of_weights(
-        _weights(folder, backend, layout), _weights(folder, backend, "1"), len(run["losses"])
-    )
+    weights = _weights_of(folder, backend, layout)
     # two engines round differently, so this has a tolerance of its own
     between = None if backend == first else deviations.of_losses(run["losses"], raw[(first, layout)]["losses"]).value
     hierarchy = list(run["placement"]["hierarchy"]) if run["placement"] else [1]
@@ -271,6 +286,8 @@ def _run_result(
         loss_share=loss.of_tolerance,
         weights_deviation=weights.value,
         weights_share=weights.of_tolerance,
+        weights_worst=single["paths"][weights.worst],
+        weights_rounded=[single["paths"][index] for index in weights.rounded],
         between_backends=between,
         between_share=between / deviations.between_limit(run["losses"])
         if between is not None and between_judged
@@ -297,7 +314,8 @@ def _failures(run: RunResult) -> list[str]:
         out.append(f"{name}: loss deviates by {run.loss_deviation:.2g}, {run.loss_share:.2g} times the tolerance")
     if not run.weights_share <= 1:
         out.append(
-            f"{name}: weights deviate by {run.weights_deviation:.2g}, {run.weights_share:.2g} times the tolerance"
+            f"{name}: weights deviate by {run.weights_deviation:.2g}, {run.weights_share:.2g} times the tolerance "
+            f"in {run.weights_worst!r}"
         )
     # a layout that silently ran on fewer ranks would agree with one device all the better
     if run.ranks_used < run.ranks_named:
@@ -321,6 +339,19 @@ def _known(program: ProgramFacts, runs: Sequence[RunResult]) -> list[Known]:
         explained = [run for run in apart if each.of == "training" and each.separates(run.backend, first)]
         names = [f"{run.backend} {run.layout}" for run in explained]
         found.append(Known(each.name, each.what, each.advice, names))
+    if rounded := [run for run in runs if run.weights_rounded]:
+        paths = list(dict.fromkeys(path for run in rounded for path in run.weights_rounded))
+        found.append(
+            Known(
+                "weights that rounding decides",
+                f"{', '.join(map(repr, paths[:3]))}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}: one "
+                "device's own end as far apart, if the first weights change in their last bit. A gradient that is zero "
+                "but for rounding (of a bias before BatchNormalization) does that, under an optimizer that divides it "
+                "by its size (Adam).",
+                "They are not judged. Leave such a bias out (`use_bias=False`), or compare with SGD.",
+                [f"{run.backend} {run.layout}" for run in rounded],
+            )
+        )
     return found
 
 
@@ -335,6 +366,16 @@ def _shards(folder: Path, backend: str, layout: str) -> tuple[dict, dict[int, in
         bytes_of |= {int(rank): count for rank, count in of_process["bytes"].items()}
         declared |= of_process["declared"]
     return dict(sorted(shapes.items())), dict(sorted(bytes_of.items())), declared
+
+
+def _weights_of(folder: str | Path, backend: str, layout: str) -> deviations.Deviation:
+    """How far the final weights of a run are from those of one device."""
+    folder = Path(folder)
+    own, single = (_weights(folder, backend, name) for name in (layout, "1"))
+    again = folder / _PERTURBED
+    run = json.loads((folder / f"run-{backend}-{layout}.json").read_text())
+    perturbed = _weights(again, backend, "1") if (again / f"final-{backend}-1.npz").exists() else None
+    return deviations.of_weights(own, single, len(run["losses"]), perturbed)
 
 
 def _weights(folder: Path, backend: str, layout: str) -> list[np.ndarray]:

@@ -37,7 +37,8 @@ def show(result: Comparison, console: Console) -> None:
             table.add_row(*cells[:2], *cells[2:][part])
         console.print(table)
     console.print(
-        f"Δ loss, Δ weights: from the run on one device of the same backend. {nearest(result)} "
+        "loss: of the final weights. Δ loss (of each step), Δ weights: from the run on one device of the same backend. "
+        f"{nearest(result)} "
         "Δ engine: from the first backend, same layout. ms: median time of a step. MB/rank: most weights that one rank "
         "holds. MB/step: received by a rank in a step. peak MB: the most that a rank holds at one moment of a step "
         "(MB/step and peak MB are what explain computes)."

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from keras_flow.compare.options import CompareJob
 from keras_flow.errors import FlowError
 
@@ -69,7 +71,6 @@ def train(path: str) -> None:
 
 def _train_one(job: CompareJob, module: object, data: object, layout: str, make: object, leads: bool) -> None:
     import keras
-    import numpy as np
 
     import keras_flow as kf
     from keras_flow import user_file
@@ -91,6 +92,8 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
         if not initial.exists():
             model.save_weights(initial)
         model.load_weights(initial)
+        if job.perturbed:
+            model.set_weights([_next(value, index) for index, value in enumerate(model.get_weights())])
         per_epoch = -(-length_of(data.x) // job.batch_size)  # type: ignore[attr-defined]
         steps = min(job.steps or per_epoch * (job.epochs or 1), per_epoch * job.epochs if job.epochs else sys.maxsize)
         batches = Ordered(data.x, data.y, job.batch_size, job.seed, steps)  # type: ignore[attr-defined]
@@ -133,6 +136,14 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
             }
         )
     )
+
+
+def _next(weight: np.ndarray, seed: int) -> np.ndarray:
+    """A weight, each element moved to the next number above or below it; 0 stays."""
+    if weight.dtype.kind != "f":
+        return weight
+    towards = np.where(np.random.default_rng(seed).random(weight.shape) < 0.5, -np.inf, np.inf).astype(weight.dtype)
+    return np.where(weight == 0, weight, np.nextafter(weight, towards))
 
 
 def _explained(distribution: object, model: object, batch_size: int) -> dict[str, int | None]:

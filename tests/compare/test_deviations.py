@@ -63,3 +63,15 @@ def test_weights_that_are_not_finite_fail(wrong: float) -> None:
 
 def test_weights_of_other_shapes_fail() -> None:
     assert not of_weights([np.ones((2, 1))], [np.ones(2)], 20).of_tolerance <= 1
+
+
+def test_weights_that_rounding_moves_as_far_are_not_judged() -> None:
+    kernel, bias = np.ones(3, "float32"), np.zeros(3, "float32")
+    perturbed = [kernel + 1e-6, bias + 3e-4]
+    found = of_weights([kernel + 1e-5, bias + 2e-3], [kernel, bias], 20, perturbed)
+    assert found.rounded == (1,) and found.worst == 0
+    assert found.of_tolerance == pytest.approx(0.1, rel=2e-2) and found.value == pytest.approx(1e-5, rel=2e-2)
+    # ten times as far is no rounding; nor is what does not move on one device
+    assert of_weights([kernel, bias + 4e-3], [kernel, bias], 20, perturbed).of_tolerance > 1
+    found = of_weights([kernel + 2e-4, bias], [kernel, bias], 20, perturbed)
+    assert found.of_tolerance > 1 and found.worst == 0 and not found.rounded
