@@ -90,6 +90,8 @@ class Checkpoint(keras.callbacks.Callback):
         self.save_on_signal = tuple(save_on_signal)
         self.best: float | None = None
         self._epoch = self._batch = self._since = 0
+        #: epochs that are done, where what came since the last save is still to be saved if `fit` ends here
+        self._unsaved: int | None = None
         self._epoch_states: dict[str, Any] = {}
         self._is_due = False
         self._saving: saving.Saved | None = None
@@ -119,7 +121,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._history = next(each for each in others if isinstance(each, keras.callbacks.History))
         self._begun_with = [callback_states.plain(each) for each in self._others]
         self._epoch = self._batch = self._since = 0
-        self._left, self._is_due, self._saving = None, False, None
+        self._left, self._is_due, self._saving, self._unsaved = None, False, None, None
         self._loop, self._source, self._sources = None, None, positions.count()
         if self.save_on_signal:
             _save_on_signals()
@@ -130,7 +132,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the random states, from which the order of rows follows."""
         self._is_running()
-        self._epoch, self._batch = epoch, 0
+        self._epoch, self._batch, self._unsaved = epoch, 0, None
         if self._left is None or epoch != self._left.epoch:
             self._epoch_states = going_on.states(self._source)
         else:
@@ -169,10 +171,14 @@ class Checkpoint(keras.callbacks.Callback):
             if self.save_best_only and not self._is_best(epoch, logs or {}):
                 return
             self._save(epoch + 1, 0, {})
+        elif self._since:
+            self._unsaved = epoch + 1
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Wait for what is being written."""
+        """Save the steps since the last save, and wait for what is being written."""
         global _current
+        if self._unsaved is not None:
+            self._save(self._unsaved, 0, {})
         _current, self._loop = None, None
         self._lock.close()
         if self._source is not None:
@@ -230,7 +236,7 @@ class Checkpoint(keras.callbacks.Callback):
         return True
 
     def _save(self, epoch: int, batch: int, epoch_states: Mapping[str, Any], now: bool = False) -> None:
-        model = self._trained()
+        model, self._unsaved = self._trained(), None
         self._raise(wait=True)
         logs = {name: list(map(float, values)) for name, values in self._history.history.items()}
         training = {
@@ -299,6 +305,8 @@ class Checkpoint(keras.callbacks.Callback):
         if training.get("is_over"):  # a callback has ended it: no epoch is left
             self._trained()._initial_epoch = (self.params or {})["epochs"]
         self._left = going_on.Left(reader)
+        if self.save_freq != "epoch":  # saved at the same steps as without the stop
+            self._since = step % int(self.save_freq)
         if backend().world().process_index == 0:
             said = self._left.said((self.params or {})["epochs"], bool(training.get("is_over")))
             print(f"keras_flow: {said}", file=sys.stderr, flush=True)

@@ -118,3 +118,23 @@ def test_a_program_says_where_it_goes_on(engine: str, on_ranks: Callable[..., Po
     assert said(None, 4, 1) == ""
     ended = "keras_flow: a callback ended the training after 2 of 4 epochs: nothing to do (step-00000016)"
     assert said(None, 4, 1) == ended
+
+
+@pytest.mark.parametrize("engine", ["jax", *(pytest.param(name, marks=pytest.mark.full) for name in ENGINES[1:])])
+def test_the_last_steps_are_saved_though_save_freq_does_not_divide(
+    engine: str, on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    """24 steps, saved every 5: a stop does not move the steps at which is saved, and what is complete stays so."""
+    pool, arguments = on_ranks(engine), (str(tmp_path / "run"), "dp4", "arrays")
+
+    def steps() -> list[int]:
+        return sorted(int(each.name.partition("-")[2]) for each in (tmp_path / "run").glob("step-*"))
+
+    assert pool(programs.trained, *arguments, 7, 5) == {}
+    assert steps() == [5]
+    ended = pool(programs.trained, *arguments, None, 5)
+    assert steps() == [15, 20, 24]
+    said = pool(programs.trained_and_said, *arguments, None, 5)
+    assert said.startswith("keras_flow: training is complete (3 of 3 epochs): nothing to do (") and "00000024" in said
+    assert pool(programs.trained, *arguments, None, 5) == ended
+    assert steps() == [15, 20, 24]
