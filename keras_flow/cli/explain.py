@@ -61,7 +61,7 @@ def explain(
     if suggest:
         if not explanation.suggested_rules:
             typer.echo(
-                "# the rules stay as they are: each Dense layer that they split has its partner. What else is slow, "
+                "# the rules stay as they are: no pair was found that would be better. What is slow, "
                 "`keras-flow explain` says without --suggest",
                 err=True,
             )

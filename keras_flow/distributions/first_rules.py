@@ -2,7 +2,8 @@
 
 The scheme is that of Megatron-LM (Shoeybi et al., 2019, section 3; docs/howto/rules.md). Two layers are a pair if the
 second follows the first in the same layer or model, takes as many features as that makes, and no layer with weights
-stands between them. What has no partner stays whole.
+stands between them. Layers of one shape beside the first go with it: the gate of a SwiGLU block, whose outputs are
+multiplied. What has no partner stays whole.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ def first_rules(model: keras.Model) -> dict[str, dict[str, int]]:
     """Variable path -> the axis `"model"` -> the dim to split; for a built model."""
     rules: dict[str, int] = {}
     for siblings in _levels(model):
-        before: Any = None
+        before: list[Any] = []  # the last layer with weights, and those of its shape beside it
         for layer in siblings:
             if isinstance(layer, _ATTENTION):
                 rules |= _of_attention(layer)
             if not (_is_product(layer) and layer.built):
-                before = None if layer.weights else before
-            elif _is_pair(before, layer):
-                rules |= _of_columns(before) | {layer.kernel.path: len(layer.kernel.shape) - 2}
-                before = None
+                before = [] if layer.weights else before
+            elif before and _is_pair(before[-1], layer):
+                for first in before:
+                    rules |= _of_columns(first)
+                rules[layer.kernel.path] = len(layer.kernel.shape) - 2
+                before = []
             else:
-                before = layer
+                before = [*(each for each in before if _are_alike(each, layer)), layer]
     return {path: {"model": dim} for path, dim in rules.items()}
 
 
@@ -56,10 +59,14 @@ def _is_product(layer: Any) -> bool:
 
 def _is_pair(first: Any, second: Any) -> bool:
     """Whether the second takes what the first makes, in parts that two ranks can share."""
-    if first is None or type(first) is not type(second):
+    if type(first) is not type(second):
         return False
     made, taken = first.kernel.shape[-1], second.kernel.shape[-2]
     return made == taken and made % 2 == 0
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and one.kernel.shape == other.kernel.shape
 
 
 def _of_columns(layer: Any) -> dict[str, int]:

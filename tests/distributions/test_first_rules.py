@@ -48,6 +48,24 @@ def test_each_block_alike() -> None:
     assert rules == {f"block{n}/{path}": {"model": dim} for n in (0, 1) for path, dim in expected.items()}
 
 
+class Gated(layers.Layer):
+    """SwiGLU, whose first layers have one shape."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(**settings)
+        self.gate, self.up = (layers.Dense(64, use_bias=False, name=name) for name in ("gate", "up"))
+        self.down = layers.Dense(32, use_bias=False, name="down")
+
+    def call(self, x: object) -> object:
+        return self.down(keras.ops.silu(self.gate(x)) * self.up(x))
+
+
+def test_a_gate_goes_with_the_layer_beside_it() -> None:
+    inputs = keras.Input((10, 32))
+    model = keras.Model(inputs, layers.Dense(5, name="head")(Gated(name="ff")(inputs)))
+    assert first_rules(model) == {f"ff/{n}/kernel": {"model": dim} for n, dim in (("gate", 1), ("up", 1), ("down", 0))}
+
+
 @pytest.mark.parametrize(
     ("make", "names"),
     [
