@@ -46,6 +46,7 @@ def _trains_alone(
         warn(
             f"model {model.name!r} is trained outside of every distribution, in a job of {ranks} ranks: "
             f"{several if processes.count > 1 else 'one rank trains'}, on all rows that `fit` is given. Make it and "
-            "call `fit` inside `with kf.DataParallel().scope():` (or of another distribution)"
+            "call `fit` inside `with kf.DataParallel().scope():` (or of another distribution); one that was loaded "
+            "is laid out by `kf.DataParallel().apply(model)`"
         )
     return original(model, *args, **kwargs)

@@ -57,6 +57,8 @@ def boxing(
 
     def placement(sizes: str, listed: str) -> Placement:
         lengths = _ints(sizes, "hierarchy")
+        if min(lengths) < 1:
+            raise FlowError(f"--hierarchy {sizes}: legal are whole numbers of at least 1, for example 4 or 2,2")
         numbers = _ints(listed, "ranks") if listed else list(range(int(np.prod(lengths))))
         if len(numbers) != int(np.prod(lengths)):
             raise FlowError(f"a hierarchy of {lengths} has {int(np.prod(lengths))} ranks, {len(numbers)} are listed")

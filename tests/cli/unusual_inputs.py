@@ -179,6 +179,8 @@ def _of_rules() -> Iterator[Case]:
 def _of_fit() -> Iterator[Case]:
     import numpy as np
 
+    import keras_flow as kf
+
     ones = np.ones
     yield "fit of no rows", lambda: _trained({}, ones((0, 6)), ones((0, 3)))
     yield "fit of rows of another length", lambda: _trained({}, ones((8, 5)), ones((8, 3)))
@@ -186,7 +188,8 @@ def _of_fit() -> Iterator[Case]:
     yield "fit of None", lambda: _trained({}, None, None)
     yield "fit of []", lambda: _trained({}, [], [])
     yield "fit of strings", lambda: _trained({}, np.array([["a"] * 6] * 8), ones((8, 3)))
-    yield "fit with batch_size=0", lambda: _trained({}, ones((8, 6)), ones((8, 3)), batch_size=0)
+    split = {"hidden/kernel": {"model": kf.sbp.split(1)}}
+    yield "fit with batch_size=0", lambda: _trained(split, ones((8, 6)), ones((8, 3)), batch_size=0)
     yield "fit with batch_size=-4", lambda: _trained({}, ones((8, 6)), ones((8, 3)), batch_size=-4)
     yield "fit with batch_size=2.5", lambda: _trained({}, ones((8, 6)), ones((8, 3)), batch_size=2.5)
 
