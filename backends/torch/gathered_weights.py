@@ -96,7 +96,8 @@ def _gathered(
         sums = range(part.mesh.ndim) if step.inside is None or mean else step.inside.axes
     value = variable._value
     route = _Route(part, tuple(value.shape), tuple(sums), value.device_mesh.size() if mean else 1)
-    gather = functools.partial(route.gathered if step.gathered is None else step.gathered.next, value, route)
+    ahead = step.gathered
+    gather = functools.partial(route.gathered, value) if ahead is None else functools.partial(ahead.next, value, route)
     whole = _Assembled.apply(value, route, gather) if value.requires_grad and torch.is_grad_enabled() else gather()
     _note(step, whole, variable, route)
     return whole, route
