@@ -175,7 +175,9 @@ def test_a_process_without_a_callback_ends(backend: str, tmp_path: Path) -> None
 def test_a_checkpoint_is_named_by_its_folder(backend: str, tmp_path: Path) -> None:
     codes, said = ended(tmp_path, backend, [TERM], mode="checkpoints")
     assert codes == [143], said
-    step = max((tmp_path / "checkpoints").glob("step-*"))
+    steps = sorted((tmp_path / "checkpoints").glob("step-*"))
+    assert steps, said
+    step = steps[-1]
     lines = [line for line in said.splitlines() if "interrupted" in line]
     assert lines == [f"keras-flow: interrupted; saved {step}"], said
 
