@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +32,6 @@ from keras_flow.units import amount
 from keras_flow.user_file import check_file, ranks_of
 
 _BATCH = 64
-#: folder of the runs whose first weights are changed in their last bit
-_PERTURBED = "perturbed"
 
 
 def compare(options: CompareOptions, console: Console | None = None) -> int:
@@ -74,11 +72,17 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
                 _run(job, "train", progress, check)
             for job in jobs:
                 _run(job, "evaluate", progress, check)
+            weights: dict[tuple[str, str], deviations.Deviation] = {}
             for job in jobs:
-                if any(not _weights_of(job.folder, job.backend, layout).of_tolerance <= 1 for layout in layouts):
-                    _run(_perturbed(job), "train", progress, check)
+                found = {layout: _weights_of(folder, job.backend, layout) for layout in layouts}
+                if over := [layout for layout, each in found.items() if not each.of_tolerance <= 1]:
+                    again = _perturbed(job)
+                    _run(again, "train", progress, check)
+                    moved = _weights(Path(again.folder), job.backend, "1")
+                    found |= {layout: _weights_of(folder, job.backend, layout, moved) for layout in over}
+                weights |= {(job.backend, layout): each for layout, each in found.items()}
         # the processes only write files, so that a reader of them needs no engine
-        result = judge(options, jobs, folder, skipped)
+        result = judge(options, jobs, folder, skipped, weights)
     result.write(options.out / "report.json")
     atomic.write_text(options.out / "report.html", html.page(result))
     return result
@@ -127,7 +131,7 @@ def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder
 
 def _perturbed(job: CompareJob) -> CompareJob:
     """One device once more, from first weights that are changed in their last bit: what is rounding?"""
-    folder = Path(job.folder) / _PERTURBED
+    folder = Path(job.folder) / "perturbed"
     folder.mkdir(exist_ok=True)
     shutil.copy(Path(job.folder) / "initial.weights.h5", folder)
     again = replace(job, layouts=("1",), folder=str(folder), traces=None, perturbed=True)
@@ -206,7 +210,13 @@ def _follow(job: CompareJob, tasks: dict[str, TaskID], progress: Progress) -> No
         progress.update(tasks[layout], completed=event["step"], note=f"loss of this step {event['loss']:.4f}")
 
 
-def judge(options: CompareOptions, jobs: list[CompareJob], folder: Path, skipped: dict[str, str]) -> Comparison:
+def judge(
+    options: CompareOptions,
+    jobs: list[CompareJob],
+    folder: Path,
+    skipped: dict[str, str],
+    weights: Mapping[tuple[str, str], deviations.Deviation],
+) -> Comparison:
     """Compare the runs that the processes wrote.
 
     Args:
@@ -214,6 +224,7 @@ def judge(options: CompareOptions, jobs: list[CompareJob], folder: Path, skipped
         jobs: one for each backend, the reference for the other backends first.
         folder: where the processes wrote.
         skipped: backends left out -> why.
+        weights: backend and layout -> how far the final weights are from those of one device.
     """
     runs: list[RunResult] = []
     failures: list[str] = []
@@ -226,11 +237,11 @@ def judge(options: CompareOptions, jobs: list[CompareJob], folder: Path, skipped
         for job in jobs
         for layout in job.layouts
     }
-    for (_, layout), run in raw.items():
+    for (backend, layout), run in raw.items():
         random_layers |= run["random_layers"]
         found_versions |= run["versions"]
         judged = not raw[(jobs[0].backend, layout)]["random_layers"]
-        result = _run_result(folder, run, raw, evaluated, ranks_of(layout), judged)
+        result = _run_result(folder, run, raw, evaluated, ranks_of(layout), judged, weights[backend, layout])
         runs.append(result)
         failures += _failures(result)
     return Comparison(
@@ -260,7 +271,13 @@ def _environment() -> dict[str, str]:
 
 
 def _run_result(
-    folder: Path, run: dict, raw: dict, evaluated: dict, named: int | None, between_judged: bool
+    folder: Path,
+    run: dict,
+    raw: dict,
+    evaluated: dict,
+    named: int | None,
+    between_judged: bool,
+    weights: deviations.Deviation,
 ) -> RunResult:
     """One run, with its deviations from one device and from the first backend."""
     backend, layout = run["backend"], run["layout"]
@@ -268,7 +285,6 @@ def _run_result(
     single = raw[(backend, "1")]
     first = next(iter(raw.values()))["backend"]
     loss = deviations.of_losses(run["losses"], single["losses"])
-    weights = _weights_of(folder, backend, layout)
     # two engines round differently, so this has a tolerance of its own
     between = None if backend == first else deviations.of_losses(run["losses"], raw[(first, layout)]["losses"]).value
     hierarchy = list(run["placement"]["hierarchy"]) if run["placement"] else [1]
@@ -368,13 +384,12 @@ def _shards(folder: Path, backend: str, layout: str) -> tuple[dict, dict[int, in
     return dict(sorted(shapes.items())), dict(sorted(bytes_of.items())), declared
 
 
-def _weights_of(folder: str | Path, backend: str, layout: str) -> deviations.Deviation:
+def _weights_of(
+    folder: Path, backend: str, layout: str, perturbed: Sequence[np.ndarray] | None = None
+) -> deviations.Deviation:
     """How far the final weights of a run are from those of one device."""
-    folder = Path(folder)
     own, single = (_weights(folder, backend, name) for name in (layout, "1"))
-    again = folder / _PERTURBED
     run = json.loads((folder / f"run-{backend}-{layout}.json").read_text())
-    perturbed = _weights(again, backend, "1") if (again / f"final-{backend}-1.npz").exists() else None
     return deviations.of_weights(own, single, len(run["losses"]), perturbed)
 
 
