@@ -128,7 +128,8 @@ def callback_writes(
 
 def among_processes(*args: object, **kwargs: object) -> Distribution | None:
     """Condition of the hook on `makedirs`: the active distribution, where it is of several processes."""
-    return active() if backend().world().process_count > 1 else None
+    distribution = active()  # first: without one no engine is asked
+    return distribution if distribution is not None and backend().world().process_count > 1 else None
 
 
 @hook(
