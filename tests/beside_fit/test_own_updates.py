@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from tests import sampling
+from tests.beside_fit.test_stateless_apply import scope_of
 
+#: variable -> the dim that a mesh with the axis `model` splits
+RULES = {"kernel": 1, "rows": 0}
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "averages": lambda optimizers: optimizers.AdamW(
         0.1, global_clipnorm=0.5, use_ema=True, ema_overwrite_frequency=2, gradient_accumulation_steps=2
@@ -19,18 +22,6 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     # on JAX a loop of one's own cannot call it
     "scaled": lambda optimizers: optimizers.LossScaleOptimizer(optimizers.SGD(0.1, momentum=0.9)),
 }
-
-
-def _scope(layout: str, zero: int = 0) -> Any:
-    import keras_flow as kf
-
-    ranks = np.arange(kf.env.get_world_size())
-    more: dict[str, Any] = {"zero": zero, "zero_min_size": 1} if zero else {}
-    if layout == "dp":
-        return kf.DataParallel(kf.Placement(ranks, axis_names=("data",)), **more).scope()
-    mesh = kf.Placement(ranks.reshape(-1, 2), axis_names=("data", "model"))
-    rules = {"kernel": {"model": kf.sbp.split(1)}, "rows": {"model": kf.sbp.split(0)}}
-    return kf.ModelParallel(mesh, rules=rules, batch_axes="data", **more).scope()
 
 
 def _updated(make: Any, scope: Callable[[], Any], built: str, applied: str, others: Callable[..., Any]) -> list[Any]:
@@ -84,7 +75,7 @@ def _compared(names: Sequence[str], cases: Sequence[tuple[Any, ...]], others: Ca
         make = OPTIMIZERS[name]
         expected = _updated(make, contextlib.nullcontext, "in", "in", others)
         for layout, zero, built, applied in cases:
-            values = _updated(make, functools.partial(_scope, layout, zero), built, applied, others)
+            values = _updated(make, functools.partial(scope_of, layout, zero, RULES), built, applied, others)
             off = max(float(np.abs(a - b).max()) for a, b in zip(expected, values, strict=True))
             if off > 2e-6:
                 found.append(f"{name}, {layout}, zero={zero}, built {built}, applied {applied}: {off:.2g}")
@@ -119,7 +110,7 @@ def slots_are_split() -> list[tuple[int, ...]]:
 
     import keras_flow as kf
 
-    with _scope("2x2"):
+    with scope_of("2x2", rules=RULES):
         variable = keras.Variable(np.ones((4, 8), "float32"), name="kernel")
     optimizer = keras.optimizers.Adam()
     optimizer.build([variable])

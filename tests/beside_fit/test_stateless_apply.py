@@ -22,7 +22,8 @@ BY_ARRAYS = ("ftrl",)
 MADE = ("in", "before", "elsewhere")
 
 
-def _scope(layout: str, zero: int = 0) -> Any:
+def scope_of(layout: str, zero: int = 0, rules: dict[str, int] | None = None) -> Any:
+    """The scope of "dp" or of a mesh of two columns, whose `rules` are variable -> dim."""
     import keras_flow as kf
 
     ranks = np.arange(kf.env.get_world_size())
@@ -30,8 +31,9 @@ def _scope(layout: str, zero: int = 0) -> Any:
     if layout == "dp":
         return kf.DataParallel(kf.Placement(ranks, axis_names=("data",)), **more).scope()
     mesh = kf.Placement(ranks.reshape(-1, 2), axis_names=("data", "model"))
-    rules = {"h/kernel": {"model": kf.sbp.split(1)}, "h/bias": {"model": kf.sbp.split(0)}}
-    return kf.ModelParallel(mesh, rules=rules, batch_axes="data", **more).scope()
+    dims = rules or {"h/kernel": 1, "h/bias": 0}
+    split = {name: {"model": kf.sbp.split(dim)} for name, dim in dims.items()}
+    return kf.ModelParallel(mesh, rules=split, batch_axes="data", **more).scope()
 
 
 def _made(name: str) -> tuple[Any, Any]:
@@ -68,13 +70,13 @@ def _after_three_steps(name: str, layout: str | None, made: str, zero: int = 0, 
     import keras
 
     def scope(is_held: bool = True) -> Any:
-        return _scope(layout, zero) if layout and is_held else contextlib.nullcontext()
+        return scope_of(layout, zero) if layout and is_held else contextlib.nullcontext()
 
     x, y = np.ones((4, 6), "float32"), np.ones((4, 3), "float32")
     with scope(made == "in"):
         model, optimizer = _made(name)
     if made == "elsewhere":
-        with _scope("2x2" if layout == "dp" else "dp") if layout else contextlib.nullcontext():
+        with scope_of("2x2" if layout == "dp" else "dp") if layout else contextlib.nullcontext():
             model.compile(optimizer, "mse")
             model.fit(x, y, verbose=0)
     with scope():
