@@ -14,7 +14,10 @@ COMPUTED = (FORWARD, BACKWARD, INPUTS, WEIGHTS)
 SEND_F, RECV_F, SEND_B, RECV_B = "SEND_F", "RECV_F", "SEND_B", "RECV_B"
 #: the sum of a stage's gradients over the ranks that share it
 REDUCE_GRAD = "REDUCE_GRAD"
-_TEXT = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B|REDUCE_GRAD)(\d*)")
+#: what only torch's lists have: a stage's weights under FSDP are gathered, and let go
+UNSHARD, RESHARD = "UNSHARD", "RESHARD"
+_ONCE = (REDUCE_GRAD, UNSHARD, RESHARD)
+_TEXT = re.compile(r"(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B|REDUCE_GRAD|UNSHARD|RESHARD)(\d*)")
 
 
 class Action(NamedTuple):
@@ -49,7 +52,7 @@ class Action(NamedTuple):
             FlowError: it is none.
         """
         found = _TEXT.fullmatch(text.strip())
-        if found is None or (found[3] == "") != (found[2] == REDUCE_GRAD):
+        if found is None or (found[3] == "") != (found[2] in _ONCE):
             raise FlowError(
                 f"{text!r} is no action of a schedule: stage, F, B, I or W, and micro-batch are expected, as in 2F0"
             )

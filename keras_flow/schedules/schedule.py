@@ -190,7 +190,7 @@ class Schedule:
 def from_csv(source: str | Path, name: str = "") -> Schedule:
     r"""Read a schedule from a CSV file, as `Schedule.to_csv` and `torch.distributed.pipelining` write it.
 
-    Messages in it are left out, since they are derived; empty cells too.
+    Messages, sums of gradients and gathers of weights in it are left out, since they are derived; empty cells too.
 
     Args:
         source: the file, or its text where that has lines.

@@ -123,7 +123,14 @@ def test_commands_are_marked(page: Path) -> None:
 @pytest.mark.check
 def test_a_guide_shows_the_same_numbers_before_and_after() -> None:
     """Those of libraries that can be installed; `test_a_page_does_what_it_says` finds the numbers in the outputs."""
-    guides = ("from_ddp", "from_fsdp", "from_data_parallel", "from_keras_distribution", "from_tf_distribute")
+    guides = (
+        "from_ddp",
+        "from_fsdp",
+        "from_torch_pipelining",
+        "from_data_parallel",
+        "from_keras_distribution",
+        "from_tf_distribute",
+    )
     for page in (ROOT / "docs" / "migrate" / f"{guide}.md" for guide in guides):
         shown = {step.text.split()[-1]: step.shown for step in steps(page) if step.shown}
         assert shown["before.py"] == shown["after.py"], page.name

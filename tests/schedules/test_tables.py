@@ -84,9 +84,9 @@ def test_orders_of_torch() -> None:
         check=True,
     ).stdout
     texts = said.strip("\n").split("\n\n\n")
-    assert len(texts) == len(cases)
-    for (name, p, m, v), text in zip(cases, texts, strict=True):
+    for (name, p, m, v), text, with_messages in zip(cases, texts[::2], texts[1::2], strict=True):
         read = schedules.from_csv(text + "\n")
+        assert "UNSHARD" in with_messages and schedules.from_csv(with_messages + "\n").orders == read.orders
         ours = OF_TORCH[name, v]
         if ours is not None:
             assert read.orders == ours(p, m).orders, (name, p, m, v)
