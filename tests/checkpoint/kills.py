@@ -1,10 +1,12 @@
 """Jobs that are killed by SIGKILL again and again, and must end as an undisturbed one does: to the last bit.
 
     python -m tests.checkpoint.kills torch --processes 2 --kills 200 --seed 0
+    python -m tests.checkpoint.kills --kills 34  # every engine, 1 process and 2: a table of 204 kills
 
 A job trains 24 steps and saves after each. A process kills itself at a moment that the seed chooses: inside a write, an
 fsync or a rename of a checkpoint, or while a step trains. Then the whole job is ended and started again. Looked at are
 
+    made     steps that process 0 has ended, in all lives of all jobs
     lost     steps that were made and saved, and are made again: only the last one may be, whose save was not over
     twice    updates at the end beyond one for each step
     ends     weights, logs, and what callbacks counted: equal bytes
@@ -22,6 +24,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -31,6 +34,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+ENGINES = ("torch", "jax", "tensorflow")
 EPOCHS, STEPS = 3, 8
 #: where a process is killed -> of so many events in its life one is chosen
 WHERE = {"write": 40, "fsync": 20, "rename": 16, "training": 4}
@@ -300,7 +304,7 @@ def run(processes: int, kills: int, seed: int, folder: Path, each: int = 6) -> d
     expected = _ends(folder / "undisturbed")
     total = EPOCHS * STEPS
     assert len(expected) == processes and expected[0]["updates"] == total
-    seen: dict[str, Any] = {"lost": 0, "twice": 0, "unequal": []}
+    seen: dict[str, Any] = {"made": 0, "lost": 0, "twice": 0, "unequal": []}
     while done < kills:
         job, is_over = folder / f"job-{jobs}", False
         job.mkdir()
@@ -323,6 +327,8 @@ def run(processes: int, kills: int, seed: int, folder: Path, each: int = 6) -> d
             assert plan is not None
             where[plan.where] += 1
             done += 1
+        seen["made"] += len(_steps(job, "ended", processes)[0])
+        print(f"{processes} processes: {done} of {kills} kills, {jobs} jobs", file=sys.stderr, flush=True)
         ends = _ends(job)
         seen["twice"] += sum(end["updates"] - total for end in ends)
         if ends != expected:
@@ -330,17 +336,29 @@ def run(processes: int, kills: int, seed: int, folder: Path, each: int = 6) -> d
     return {"kills": done, "where": dict(where), "jobs": jobs, **seen}
 
 
-def main() -> None:
-    """Kill, and print what was seen; status 1 where a job did not end as it must."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("engine", choices=("jax", "tensorflow", "torch"))
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+def table(kills: int, seed: int) -> list[dict[str, Any]]:
+    """Kill on every engine, with 1 process and with 2; print a row for each as soon as it is known."""
+    columns = ("engine", "processes", "kills", *WHERE, "jobs", "made", "lost", "twice", "unequal")
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns), flush=True)
+    rows = []
+    for processes in (1, 2):
+        for engine in ENGINES:
+            command = [sys.executable, "-m", __spec__.name, engine, "--processes", str(processes)]
+            command += ["--kills", str(kills), "--seed", str(seed)]
+            # status 1 says that a job did not end as it must: its row says so too
+            out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+            row = json.loads(out.strip().splitlines()[-1])
+            row |= {"unequal": len(row["unequal"]), **{each: row["where"].get(each, 0) for each in WHERE}}
+            print("| " + " | ".join(str(row[each]) for each in columns) + " |", flush=True)
+            rows.append(row)
+    return rows
+
+
+def of_engine(engine: str, processes: int, kills: int, seed: int) -> dict[str, Any]:
+    """Kill jobs of an engine, which this process imports; what was seen."""
     from tests import quick
 
-    quick.set_environment(given.engine)
+    quick.set_environment(engine)
     os.environ.setdefault("PYTHONHASHSEED", "0")
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
@@ -351,11 +369,26 @@ def main() -> None:
 
     assert kf.DataParallel and kf.callbacks.Checkpoint and kf.checkpoint.save
 
+    seen = {"engine": engine, "processes": processes, "seed": seed, **run(processes, kills, seed, folder)}
+    print(json.dumps(seen))
+    return seen
+
+
+def main() -> None:
+    """Kill, and print what was seen; status 1 where a job did not end as it must."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("engine", nargs="?", choices=ENGINES, help="default: a table of all, with 1 process and 2")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
     begun = time.monotonic()
-    seen = run(given.processes, given.kills, given.seed, folder)
-    print(json.dumps({"engine": given.engine, "processes": given.processes, "seed": given.seed, **seen}))
-    print(f"{given.kills} kills in {time.monotonic() - begun:.0f} s", file=sys.stderr)
-    sys.exit(bool(seen["lost"] or seen["twice"] or seen["unequal"]))
+    if given.engine:
+        rows = [of_engine(given.engine, given.processes, given.kills, given.seed)]
+    else:
+        rows = table(given.kills, given.seed)
+    print(f"{sum(row['kills'] for row in rows)} kills in {time.monotonic() - begun:.0f} s", file=sys.stderr)
+    sys.exit(any(row["lost"] or row["twice"] or row["unequal"] for row in rows))
 
 
 if __name__ == "__main__":
