@@ -28,12 +28,15 @@ if TYPE_CHECKING:
 
     from keras_flow.distributions.distribution import FlowDistribution
 
-_DATA = re.compile(r"dp([1-9]\d*)(?:z([123]))?$")
-_TENSOR = re.compile(r"tp([1-9]\d*)$")
+_DATA = re.compile(r"dp([1-9]\d*)(?:z([123]))?(r?)$")
+_TENSOR = re.compile(r"tp([1-9]\d*)(r?)$")
 _PIPE = re.compile(
-    r"pp([1-9]\d*)(?:xdp([1-9]\d*))?(?:xtp([1-9]\d*))?(?:-(gpipe|1f1b|interleaved|zb1p|zbv|auto))?(?:-m([1-9]\d*))?$"
+    r"pp([1-9]\d*)(?:xdp([1-9]\d*))?(?:xtp([1-9]\d*))?(r?)"
+    r"(?:-(gpipe|1f1b|interleaved|zb1p|zbv|auto))?(?:-m([1-9]\d*))?$"
 )
-_HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:z([123]))?$")
+_HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:z([123]))?(r?)$")
+#: what a name ends with -> `remat=`
+_BLOCK = {"": None, "r": "block"}
 
 
 @dataclass(frozen=True)
@@ -282,19 +285,21 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
     import keras_flow as kf
 
     if match := _DATA.match(layout):
-        count, zero = int(match[1]), int(match[2] or 0)
-        return lambda: kf.DataParallel(kf.Placement(range(count), axis_names=("data",)), zero=zero)
+        count, zero, remat = int(match[1]), int(match[2] or 0), _BLOCK[match[3]]
+        return lambda: kf.DataParallel(kf.Placement(range(count), axis_names=("data",)), zero=zero, remat=remat)
     if match := _PIPE.match(layout):
         axes = [(name, int(match[place])) for place, name in enumerate(("pipe", "data", "model"), 1) if match[place]]
         names, sizes = zip(*axes, strict=True)
         ranks = kf.Placement(np.arange(math.prod(sizes)).reshape(sizes), names)
         rules = _rules(module, layout) if match[3] else None
-        schedule, parts = match[4] or "1f1b", int(match[5]) if match[5] else None
+        schedule, parts = match[5] or "1f1b", int(match[6]) if match[6] else None
+        repeated = "stage" if match[4] else None
         return lambda: kf.PipelineParallel(
             ranks,
             schedule=schedule,
             microbatches=parts,
             rules=rules and rules(),  # type: ignore[arg-type]
+            remat=repeated,
         )
     tensor, hybrid = _TENSOR.match(layout), _HYBRID.match(layout)
     if not tensor and not hybrid:
@@ -306,7 +311,8 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
         else kf.Placement(np.arange(int(hybrid[1]) * int(hybrid[2])).reshape(int(hybrid[1]), -1), ("data", "model"))  # type: ignore[index]
     )
     zero = int(hybrid[3] or 0) if hybrid else 0
-    return lambda: kf.ModelParallel(placement, rules=rules(), zero=zero)  # type: ignore[arg-type]
+    remat = _BLOCK[tensor[2] if tensor else hybrid[4]]  # type: ignore[index]
+    return lambda: kf.ModelParallel(placement, rules=rules(), zero=zero, remat=remat)  # type: ignore[arg-type]
 
 
 def _rules(module: ModuleType, layout: str) -> Callable[[], object]:

@@ -6,6 +6,7 @@ import doctest
 from pathlib import Path
 from types import ModuleType
 
+import keras
 import numpy as np
 import pytest
 
@@ -119,9 +120,23 @@ def test_names_of_layouts(tiny: ModuleType) -> None:
     assert type(made["scaled"]).__name__ == "Scaled", "distributions() wins"
     with pytest.raises(
         kf.FlowError,
-        match=r"unknown layout 'qq4': it is 1, .*, dpNz1 or AxBz3 \(zero=1 to 3\), or one of distributions\(\): ",
+        match=r"unknown layout 'qq4': it is 1, .*, dpNz1 or AxBz3 \(zero=1 to 3\), .*, or one of distributions\(\): ",
     ):
         user_file.distribution_maker(tiny, "qq4")
+
+
+def test_names_of_zero_and_remat(tiny: ModuleType) -> None:
+    names = ("dp4", "dp4z2", "dp4r", "dp4z3r", "tp2r", "2x2z1", "2x2r", "2x2z3r")
+    made = [user_file.distribution_maker(tiny, name)() for name in names]  # type: ignore[misc]
+    assert [one.zero_stage for one in made] == [0, 2, 0, 3, 0, 1, 0, 3]
+    layers = keras.layers
+    block = [keras.Sequential([layers.Input((4,)), layers.Dense(4)]) for _ in range(2)]
+    model = keras.Sequential([layers.Input((4,)), *block])
+    assert [len(one.blocks_of(model)) for one in made] == [0, 0, 2, 2, 2, 0, 2, 2]
+    pipelines = [user_file.distribution_maker(tiny, name)() for name in ("pp2", "pp2r", "pp2xdp2r-gpipe-m4")]  # type: ignore[misc]
+    assert [one._repeats_stages for one in pipelines] == [False, True, True]
+    assert [user_file.ranks_of(name) for name in names] == [4, 4, 4, 4, 2, 4, 4, 4]
+    assert user_file.with_schedule("pp2r", "zbv", 8) == "pp2r-zbv-m8"
 
 
 def test_without_rules_a_skeleton_of_the_models_own_paths(tiny: ModuleType) -> None:

@@ -15,12 +15,12 @@ TINY = str(Path(__file__).parent / "tiny.py")
 pytestmark = pytest.mark.timeout(200)
 
 
-def compare(out: Path, layouts: str, *options: str) -> tuple[int, str, str]:
+def compare(out: Path, layouts: str, *options: str, file: str = TINY) -> tuple[int, str, str]:
     command = [
         "-m",
         "keras_flow.cli.app",
         "compare",
-        TINY,
+        file,
         "--backends",
         "jax",
         "--layouts",
@@ -69,3 +69,31 @@ def test_errors_of_the_file_are_one_text(tmp_path: Path) -> None:
         f"keras-flow: unknown layout 'qq4': it is 1, {LAYOUTS}, or one of distributions(): ['dp3', 'scaled']"
     ) in err
     assert "Traceback" not in out + err
+
+
+BLOCKS = """
+import keras
+import keras_flow as kf
+from tests.compare.tiny import load_data
+
+def build_model():
+    layers = keras.layers
+    blocks = [keras.Sequential([layers.Input((48,)), layers.Dropout(0.2), layers.Dense(48, "tanh")]) for _ in range(2)]
+    model = keras.Sequential([layers.Input((6,)), layers.Dense(48), *blocks, layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    return model
+
+def rules():
+    return {"kernel": {"model": kf.sbp.split(1)}}
+"""
+
+
+@sampling.one_in(3)
+def test_layouts_that_compute_again(tmp_path: Path) -> None:
+    file = programs.write(tmp_path, BLOCKS)
+    code, out, err = compare(tmp_path, "1,dp2r,2x2z3r", file=str(file))
+    assert code == 0, out + err
+    runs = json.loads((tmp_path / "report.json").read_text())["runs"]
+    assert [(run["layout"], run["ranks_used"]) for run in runs] == [("1", 1), ("dp2r", 2), ("2x2z3r", 4)]
+    assert all(run["loss_share"] <= 1 and run["weights_share"] <= 1 for run in runs)
