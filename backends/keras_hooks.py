@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import tree
 
-from keras_flow.backends import built_late, dry_run_hooks, hub_models, rematerialized, states, symbolic
+from keras_flow.backends import built_late, copies, dry_run_hooks, hub_models, rematerialized, states, symbolic
 from keras_flow.backends.active import backend
 from keras_flow.backends.files import backups, exporting, weights_files
 from keras_flow.backends.hooking import Hook, always, declared, distribution_of_new, hook
@@ -34,7 +34,8 @@ _STRING_LAYERS = ("StringLookup", "TextVectorization", "Hashing", "CategoryEncod
 _jit_of_a_file: WeakSet[keras.Model] = WeakSet()
 #: model -> the distribution that its layouts were last checked for
 _checked: WeakKeyDictionary[keras.Model, Distribution] = WeakKeyDictionary()
-#: models whose state was compared between the processes
+#: models whose weights were compared between the processes before a step of one batch, and their state after a `fit`
+_begun: WeakSet[keras.Model] = WeakSet()
 _compared: WeakSet[keras.Model] = WeakSet()
 
 
@@ -100,6 +101,8 @@ def _entered(
         _make_again(model, outer)
     if models.is_built(model):
         _check(model, distribution)
+        if not outer and (name in _FUNCTIONS or model not in _begun):
+            _compare_copies(model)
     if name == "fit":
         args, kwargs = distribution.verified(model, original, args, kwargs)
     with loops.within(loops.Loop(model, name, given)):
@@ -133,6 +136,13 @@ def _make_again(model: keras.Model, outer: Sequence[loops.Loop]) -> None:
     for loop in outer:
         if loop.model is model and loop.name in _FUNCTIONS:
             getattr(model, f"make_{_FUNCTIONS[loop.name]}_function")()
+
+
+def _compare_copies(model: keras.Model) -> None:
+    """Compare the weights that a loop begins with, where each process has given its ranks their values."""
+    _begun.add(model)
+    if backend().world().process_count > 1 and not is_dry_run():
+        copies.compare(copies.variables_of(model), backend().shards)
 
 
 def _compare_state(model: keras.Model) -> None:
@@ -205,12 +215,15 @@ def _symbolic_build(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object
 ) -> object:
     """Hook on `Trainer._symbolic_build`: check the layouts of variables that appear with the first batch."""
+    was_built = models.is_built(model)
     try:
         result = original(model, *args, **kwargs)
     except Exception as error:  # Keras makes a RuntimeError of every error in a layer
         _raise_collected(model, distribution, error)
         raise
     _check(model, distribution)
+    if not was_built:
+        _compare_copies(model)
     return result
 
 

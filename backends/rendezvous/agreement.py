@@ -41,18 +41,38 @@ def differ(facts: Mapping[str, object], balance: int = 0) -> bool:
     Raises:
         FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.
     """
+    names, total = _stated(facts, balance)
+    return bool(names or total)
+
+
+def differing(facts: Mapping[str, object]) -> list[str]:
+    """Names of the facts of which processes state different ones, in all of them; see `differ`.
+
+    Raises:
+        FlowError: a process did not say anything within KERAS_FLOW_TIMEOUT.
+    """
+    return _stated(facts, 0)[0]
+
+
+def _stated(facts: Mapping[str, object], balance: int) -> tuple[list[str], int]:
+    """Names of the facts that differ, and the sum of the balances."""
 
     def merge(one: str, other: str) -> str:
-        facts, balance, differs = json.loads(one)
+        facts, balance, differ = json.loads(one)
         theirs, their_balance, they_differ = json.loads(other)
-        differs = differs or they_differ or any(facts[name] != theirs[name] for name in facts.keys() & theirs.keys())
-        return json.dumps([facts | theirs, (balance + their_balance) % 2**64, differs])
+        differ = {
+            *differ,
+            *they_differ,
+            *(name for name in facts.keys() & theirs.keys() if facts[name] != theirs[name]),
+        }
+        return json.dumps([facts | theirs, (balance + their_balance) % 2**64, sorted(differ)])
 
     def judge(said: str) -> str:
-        _, balance, differs = json.loads(said)
-        return "differ" if differs or balance else ""
+        _, balance, names = json.loads(said)
+        return json.dumps([names, balance])
 
-    return bool(_merged(json.dumps([dict(facts), balance % 2**64, False]), merge, judge))
+    names, total = json.loads(_merged(json.dumps([dict(facts), balance % 2**64, []]), merge, judge))
+    return names, total
 
 
 def first_failure(text: str) -> str:

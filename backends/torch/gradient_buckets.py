@@ -105,7 +105,7 @@ class Reducer:
             stored = variable._value
             if isinstance(stored, DTensor):  # gathered for its use: its gradient arrives summed and cut
                 continue
-            # what it is given is its next value: not averaged, so that a difference is found (`copies.compare_state`)
+            # what it is given is its next value: not averaged, so that a difference is found (`state_copies`)
             if states.is_overwritten(variable):
                 stored._keras_flow_overwritten = True
                 continue

@@ -11,12 +11,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import leaves, random_states, states
-from keras_flow.backends.files.shared_files import optimizers_of
+from keras_flow.backends import copies, leaves, random_states, states
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.row_wise import own_code, row_interaction
+from keras_flow.backends.torch import data as batches
 from keras_flow.backends.torch import (
-    copies,
     gathered_weights,
     gradient_buckets,
     layouts,
@@ -28,10 +27,10 @@ from keras_flow.backends.torch import (
     processes,
     rowwise_calls,
     split_rows,
+    state_copies,
     variables,
     wrapped_modules,
 )
-from keras_flow.backends.torch import data as batches
 from keras_flow.backends.torch.step import RunningStep, running
 from keras_flow.current import models
 from keras_flow.current.distribution import active
@@ -174,7 +173,6 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
         if is_first:
             replicas = distribution.num_model_replicas
             distribution.uneven_notice.see(batches.rows(data), replicas, fewest=None if consistent else replicas)
-            copies.compare(_variables_of(model, scalars=True), distribution.placement)
         readers = log_readers.of_next_step(model, distribution.placement)
         if consistent:
             if trains and distribution.zero_stage:
@@ -187,7 +185,7 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
             out = _mirrored_step(model, distribution, function, data, readers, trains, order)
         if compared < states.STEPS:
             compared += 1
-            copies.compare_state(model, distribution.placement)
+            state_copies.compare(model, distribution.placement)
         return out
 
     step.keras_flow_step = True  # type: ignore[attr-defined]
@@ -240,8 +238,9 @@ def _settle(model: keras.Model, distribution: Distribution) -> bool:
                 f"DataParallel: {interaction.text}, so model {model.name!r} is trained by the consistent view (logical "
                 "tensors; the same numbers, more slowly)"
             )
-        for variable in _variables_of(model, scalars=False):
-            variables.as_view(variable, consistent)
+        for variable in copies.variables_of(model):
+            if len(variable.shape):
+                variables.as_view(variable, consistent)
     # plain in both views, because callbacks and logs read them between steps
     for variable in model.metrics_variables:
         variables.keep_plain(variable)
@@ -256,18 +255,6 @@ def hold_consistent(model: keras.Model) -> None:
     if any([variables.as_view(variable, consistent=True) for variable in model.variables]):
         _views.pop(model, None)
         retrack(model)
-
-
-def _variables_of(model: keras.Model, scalars: bool) -> list[keras.Variable]:
-    """The variables of a model and of its optimizers, in an order that is the same on all ranks.
-
-    Those of metrics are left out, and `scalars` of optimizers (rates, counts) where they are not asked for.
-    """
-    metrics = {id(variable) for variable in model.metrics_variables}
-    chosen = [variable for variable in model.variables if id(variable) not in metrics]
-    for each in optimizers_of(model):
-        chosen += [variable for variable in each.variables if scalars or len(variable.shape)]
-    return chosen
 
 
 def _refuse(model: keras.Model) -> None:

@@ -17,7 +17,7 @@ from keras_flow import sbp
 from keras_flow.backends.files import weights_files
 from keras_flow.backends.hooking import distribution_of_new, hook, layout_over_ranks
 from keras_flow.backends.rendezvous import agreement
-from keras_flow.backends.torch import copies, creation, layouts, local_tensors, tensors
+from keras_flow.backends.torch import creation, layouts, local_tensors, state_copies, tensors
 from keras_flow.backends.torch.step import current_step, of_all_rows
 from keras_flow.current import dry_run, keras_places
 from keras_flow.current.creator import Creator, creator
@@ -349,7 +349,7 @@ def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution:
     value = full.contiguous().cpu()
     # a checksum first: ranks that were seeded alike send no weights
     mine = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-    if not copies.differ_between(torch.tensor([mine])).any():
+    if not state_copies.differ_between(torch.tensor([mine])).any():
         return full
     sums = agreement.exchange(str(mine))
     torch_distributed.broadcast(value, src=0)

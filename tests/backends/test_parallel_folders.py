@@ -57,7 +57,7 @@ FILES = {
     "whole_step": (("tensorflow",), "the last resort for such a step"),
     "windows": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
     # torch
-    "copies": (("torch",), "a rank is a process of its own, and may hold another copy of a weight"),
+    "state_copies": (("torch",), "a rank is a process of its own, and may assign another value to a copy of state"),
     "ddp_of_keras": (("torch",), "what Keras 3.16 does by itself where processes have a group"),
     "device_draws": (("torch",), "others' draws are part of their programs; torch's are made on the host, or here"),
     "handed_out": (("torch",), "others' direct calls hand out what was computed on whole values"),

@@ -1,7 +1,4 @@
-"""Finds ranks whose copies of a value differ, of weights before they train, of state in their first steps.
-
-Nothing else would say so: a difference is a number like any other.
-"""
+"""Finds ranks whose copies of a state differ after their first steps: `backends.copies` compares before them."""
 
 from __future__ import annotations
 
@@ -22,23 +19,7 @@ if TYPE_CHECKING:
     from keras_flow.placements import Placement
 
 
-def compare(variables: Sequence[keras.Variable], placement: Placement) -> None:
-    """Check that ranks which should hold equal parts of a variable do. A collective of the placement's ranks.
-
-    Raises:
-        FlowError: on all ranks of the placement, naming the variables.
-    """
-    paths = [variable.path for variable in _differing(variables, placement)]
-    if paths:
-        others = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        raise FlowError(
-            f"the ranks hold different values of {paths[0]!r}{others}, which should be copies of one value. Weights "
-            "that were loaded inside the scope must come from the same file on all ranks (on several hosts: a file "
-            "that each host has in the same version), and assigned values must be equal on all ranks"
-        )
-
-
-def compare_state(model: keras.Model, placement: Placement) -> None:
+def compare(model: keras.Model, placement: Placement) -> None:
     """Check that the state which a step has assigned is equal on all ranks. A collective of the placement's ranks.
 
     It differs where a layer computed it from the rows of a rank alone, and was believed to act row by row.
