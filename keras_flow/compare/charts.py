@@ -95,45 +95,62 @@ def step_times(result: Comparison) -> str:
 
 
 def held(result: Comparison) -> str:
-    """The blocks of each variable, once for each layout: backends differ in no shard, as the bytes show."""
+    """Each variable's blocks under each layout but "1": backends differ in no shard, as the bytes show."""
     drawn: dict[str, RunResult] = {}
     for run in result.runs:
-        drawn.setdefault(run.layout, run)
-    return "".join(_held(run, result) for run in drawn.values())
-
-
-def _held(run: RunResult, result: Comparison) -> str:
+        if run.layout != "1":
+            drawn.setdefault(run.layout, run)
+    if not drawn:
+        return ""
     # the shapes of one device are the logical ones; paths differ between runs, their order does not
-    single = next(each for each in result.runs if each.backend == run.backend and each.layout == "1")
-    whole = [shape for path, shape in single.shapes[0].items() if "seed_generator" not in path]
-    # in a pipeline a rank holds those of its stages
-    held_paths = dict.fromkeys(path for rank in sorted(run.shapes) for path in run.shapes[rank])
-    paths = [path for path in held_paths if "seed_generator" not in path]
-    pairs = sorted(zip(paths, whole, strict=True), key=lambda pair: -np.prod(pair[1], dtype=float))
-    chosen = [pair for pair in zip(paths, whole, strict=True) if pair in pairs[:_MOST_VARIABLES]]
-    figures = "".join(_variable(run, path, shape) for path, shape in chosen)
-    more = f"<p>and {len(paths) - len(chosen)} smaller variables</p>" if len(chosen) < len(paths) else ""
-    count, mesh = prod(run.hierarchy), " x ".join(map(str, run.hierarchy))
-    several = f", {mesh}" if len(run.hierarchy) > 1 else ""
-    title = f"{escape(run.layout)}: {counted(count, 'rank')}{several}"
-    return f'<div class="hold"><h3>{title}</h3><div class="parts">{figures}</div>{more}</div>'
+    single = next(run for run in result.runs if run.layout == "1")
+    whole = _variables(single)
+    paths = {layout: list(_variables(run)) for layout, run in drawn.items()}
+    largest = sorted(range(len(whole)), key=lambda at: -prod(list(whole.values())[at]))[:_MOST_VARIABLES]
+    rows = [
+        f"<tr><td>{breakable(path)} <span>{shape}</span></td>"
+        + "".join(_blocks(run, paths[layout][at], shape) for layout, run in drawn.items())
+        + "</tr>"
+        for at, (path, shape) in enumerate(whole.items())
+        if at in largest
+    ]
+    head = "".join(f"<th>{_layout(run)}</th>" for run in drawn.values())
+    more = f"<p>and {len(whole) - len(rows)} smaller variables</p>" if len(rows) < len(whole) else ""
+    return f'<table class="held"><tr><th>variable</th>{head}</tr>{"".join(rows)}</table>{more}'
 
 
-def _variable(run: RunResult, path: str, shape: list[int]) -> str:
+def _variables(run: RunResult) -> dict[str, list[int]]:
+    """Path -> shape that the first rank with the variable holds; in a pipeline a rank has those of its stages."""
+    found: dict[str, list[int]] = {}
+    for rank in sorted(run.shapes):
+        for path, shape in run.shapes[rank].items():
+            if "seed_generator" not in path:
+                found.setdefault(path, shape)
+    return found
+
+
+def breakable(path: str) -> str:
+    """The path of a variable, which a browser may break after each part of it."""
+    return re.sub("([/_])", r"\1<wbr>", escape(path))
+
+
+def _layout(run: RunResult) -> str:
+    several = f", {' x '.join(map(str, run.hierarchy))}" if len(run.hierarchy) > 1 else ""
+    return f"{escape(run.layout)}: {counted(prod(run.hierarchy), 'rank')}{several}"
+
+
+def _blocks(run: RunResult, path: str, shape: list[int]) -> str:
+    """A cell: the picture of a variable of this logical shape under the run's layout."""
     ranks = [rank for rank in sorted(run.shapes) if path in run.shapes[rank]]
-    declared = run.declared.get(path, "").strip("[]")
+    declared = run.declared.get(path, "").strip("[]") or "B"
     placement = Placement(np.asarray(ranks).reshape(run.hierarchy) if len(ranks) == len(run.shapes) else ranks)
     try:
-        layout = Layout(placement, declared or "B", shape) if shape else Layout(placement, {}, [1])
+        layout = Layout(placement, declared, shape) if shape else Layout(placement, {}, [1])
     except FlowError:  # a layout that cannot be read is told as text
         layout = Layout(placement, {}, shape or [1])
-    picture = layout.picture(f"{declared or 'B'}", width=150) or ""
+    picture = layout.picture(declared, width=130) or escape(declared)
     held_shapes = "; ".join(f"rank {rank} holds {run.shapes[rank][path]}" for rank in ranks[:8])
-    name = re.sub("([/_])", r"\1<wbr>", escape(path))  # where a long one is broken
-    return (
-        f'<figure title="{escape(path)} {shape}: {escape(held_shapes)}">{picture}'
-        f"<figcaption>{name} <span>{shape}</span></figcaption></figure>"
-    )
+    return f'<td title="{escape(path)} {shape}: {escape(held_shapes)}">{picture}</td>'
 
 
 def _chart(svg: str) -> str:

@@ -6,7 +6,7 @@ from html import escape
 
 from rich.text import Text
 
-from keras_flow.compare.charts import between_engines, deviations, held, losses, step_times
+from keras_flow.compare.charts import between_engines, breakable, deviations, held, losses, step_times
 from keras_flow.compare.deviations import in_words
 from keras_flow.compare.result import Comparison
 from keras_flow.compare.table import heads, metric_name, nearest, row
@@ -24,16 +24,14 @@ th{color:var(--dim);font-weight:600}td:nth-child(-n+2),th:nth-child(-n+2){text-a
 tr.first td{border-top:2px solid var(--line)}.bad{color:var(--bad);font-weight:600}.ok{color:var(--ok);font-weight:600}
 dl{display:grid;grid-template-columns:auto 1fr;gap:.15rem 1rem;font-size:.9rem}dt{font-weight:600}dd{margin:0;color:var(--dim)}
 .charts{display:flex;flex-wrap:wrap;gap:1rem}.chart{flex:1 1 300px;max-width:350px}
-.hold{background:var(--panel);border-radius:8px;padding:.6rem .8rem;margin:.6rem 0;overflow-x:auto}
-.hold h3{margin:.1rem 0 .5rem;font-size:.95rem}.hold .parts{display:flex;flex-wrap:wrap;gap:1rem}
-.hold figure{margin:0;width:162px}.hold figcaption{font-size:.8rem;color:var(--dim);overflow-wrap:anywhere}
-.hold figcaption span{white-space:nowrap}
+table.held{width:auto}table.held td,table.held th{text-align:left;vertical-align:top}
+table.held svg{max-width:none}table.held td:first-child{white-space:normal}table.held span{white-space:nowrap;color:var(--dim);font-size:.85rem}
+table.text{width:auto}table.text td,table.text th{text-align:left;white-space:normal;overflow-wrap:break-word}
 .scroll{overflow-x:auto}pre{background:var(--panel);padding:.6rem .8rem;border-radius:8px;overflow-x:auto}
-table.facts{width:auto}table.facts td{text-align:left;white-space:normal}
-@media(max-width:520px){.hold .parts{gap:.6rem}.scroll{background:linear-gradient(270deg,var(--paper),transparent) right/2.4rem 100% no-repeat local,linear-gradient(270deg,var(--line),transparent) right/1.2rem 100% no-repeat}
+@media(max-width:520px){.scroll{background:linear-gradient(270deg,var(--paper),transparent) right/2.4rem 100% no-repeat local,linear-gradient(270deg,var(--line),transparent) right/1.2rem 100% no-repeat}
 body{font-size:14px;margin:.8rem auto;padding:0 .7rem}th,td{padding:.25rem .4rem}.chart{max-width:none}
 pre{white-space:pre-wrap;overflow-wrap:break-word}dl{display:block}dd{margin-bottom:.4rem}
-table.runs,table.runs tbody{display:block}table.runs tr:first-child{display:none}
+.scroll:has(table.runs){background:none}table.runs,table.runs tbody{display:block}table.runs tr:first-child{display:none}
 table.runs tr{display:grid;grid-template-columns:repeat(4,1fr);padding:.5rem 0;border-bottom:1px solid var(--line)}
 table.runs td,tr.first td{border:0;text-align:left;padding:.1rem .2rem}
 table.runs td:nth-child(-n+2){font-weight:600}table.runs td:nth-child(2){grid-column:span 3}
@@ -56,11 +54,18 @@ def page(result: Comparison) -> str:
         "The deviation of each step's loss, on a logarithmic scale. The red line is the tolerance. A deviation of zero is "
         "drawn at the bottom.",
         deviations(result),
+        _weights(result),
     )
     from_engines = _charts(
         "Engine against engine",
         "The loss of each step against that of the first backend, from the same weights on the same rows.",
         between_engines(result),
+    )
+    who = _section(
+        "Who holds what",
+        "A block has the colour and the number of the rank that holds it. A block that several ranks hold is grey, with "
+        "the colours of all of them above.",
+        f'<div class="scroll">{blocks}</div>' if (blocks := held(result)) else "",
     )
     command = f"<h2>Repeat it</h2><pre>{escape(result.command)}</pre>" if result.command else ""
     return f"""<!doctype html>
@@ -78,11 +83,10 @@ same order (seed {result.seed}).</p>
 {from_one_device}
 {from_engines}
 <h2>Time of a step</h2>{step_times(result)}
-<h2>Who holds what</h2><p>Each variable under each layout: a block has the colour and the number of the rank that holds it. A block that several ranks hold is grey, with the colours of all of them above.</p>
-{held(result)}
+{who}
 <h2>Weights across backends</h2><p>The final weights of each run, loaded on each backend and evaluated on one device.</p>
 <div class="scroll">{_evaluations(result)}</div>
-<h2>Environment</h2><div class="scroll"><table class="facts">{rows}</table></div>
+<h2>Environment</h2><div class="scroll"><table class="text">{rows}</table></div>
 {command}
 </body></html>
 """
@@ -117,9 +121,35 @@ def _all(runs: int) -> str:
     return "Both runs" if runs == 2 else f"All {runs} runs"
 
 
-def _charts(title: str, words: str, charts: str) -> str:
-    """A section of charts; nothing where there are none."""
-    return f'<h2>{title}</h2><p>{words}</p><div class="charts">{charts}</div>' if charts else ""
+def _charts(title: str, words: str, charts: str, below: str = "") -> str:
+    return _section(title, words, f'<div class="charts">{charts}</div>{below}' if charts else "")
+
+
+def _section(title: str, words: str, content: str) -> str:
+    """A part of the page; nothing where there is nothing to show."""
+    return f"<h2>{title}</h2><p>{words}</p>{content}" if content else ""
+
+
+def _weights(result: Comparison) -> str:
+    """Which weight came nearest to its tolerance in each run, and those that rounding decides."""
+    rows = []
+    for run in result.runs:
+        if run.layout != "1":
+            over = " class=bad" if not run.weights_share <= 1 else ""
+            share = "less than 1 %" if run.weights_share < 0.01 else f"{100 * run.weights_share:.0f} %"
+            weight = breakable(run.weights_worst)
+            if run.weights_rounded:
+                weight += f"; decided by rounding: {', '.join(map(breakable, run.weights_rounded))}"
+            cells = (
+                f"<td>{escape(run.backend)}</td><td>{escape(run.layout)}</td><td>{weight}</td><td{over}>{share}</td>"
+            )
+            rows.append(f"<tr>{cells}</tr>")
+    return (
+        "<p>Final weights: the one of each run that is nearest to its tolerance.</p>"
+        '<table class="text"><tr><th>backend</th><th>layout</th><th>weight</th><th>of its tolerance</th></tr>'
+        + "".join(rows)
+        + "</table>"
+    )
 
 
 def _words(result: Comparison) -> str:

@@ -8,7 +8,8 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,11 +61,7 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
     # one device first: the other layouts are compared with it
     check_file(options.file, options.layouts)
     layouts = ("1", *(name for name in options.layouts if name != "1"))
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FlowError(f"--out {options.out} cannot be a folder for the report: {error.strerror}") from error
-    with tempfile.TemporaryDirectory(prefix="keras-flow-compare-") as name:
+    with _report_folder(options.out), tempfile.TemporaryDirectory(prefix="keras-flow-compare-") as name:
         folder = Path(name)
         jobs = [_job(options, backend, layouts, folder) for backend in backends]
         with _progress(console) as progress, RulesCheck(options.file, layouts, backends, "a comparison") as check:
@@ -86,6 +83,23 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
     result.write(options.out / "report.json")
     atomic.write_text(options.out / "report.html", html.page(result))
     return result
+
+
+@contextmanager
+def _report_folder(out: Path) -> Iterator[None]:
+    """The folder is made before the runs, so that a wrong `--out` costs none; left empty by an error, it goes."""
+    made = not out.exists()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FlowError(f"--out {out} cannot be a folder for the report: {error.strerror}") from error
+    try:
+        yield
+    except BaseException:
+        if made:
+            with suppress(OSError):  # traces of the runs so far stay
+                out.rmdir()
+        raise
 
 
 def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str], dict[str, str]]:

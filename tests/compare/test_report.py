@@ -109,7 +109,9 @@ def test_the_page_has_every_run_curve_and_shard() -> None:
     numbers = [row for row in cells if len(row) == 12]
     assert [row[:2] for row in numbers] == [["jax", "1"], ["jax", "tp2"], ["torch", "1"], ["torch", "tp2"]]
     assert numbers[1][2:] == ["0.4000", "0.7500", "1.0e-06", "1.0e-05", "-", "12.0", "2/2", "0.0001", "0.0041", "2.500"]
-    evaluated = [row for row in cells if len(row) == 4]
+    of_four = [row for row in cells if len(row) == 4]
+    assert of_four[0][:2] == ["jax", "tp2"] and of_four[1][:2] == ["torch", "tp2"], "the nearest weight of each run"
+    evaluated = of_four[2:]
     assert evaluated[3] == ["torch", "tp2", "0.400000", "0.400001"]
     charts = re.findall(r"<svg[^>]*aria-label='([^']*)'.*?</svg>", page)
     assert charts[:4] == ["loss on jax", "loss on torch", "|Δ loss| on jax", "|Δ loss| on torch"]
@@ -117,7 +119,7 @@ def test_the_page_has_every_run_curve_and_shard() -> None:
     assert charts[4:6] == ["|Δ loss| to jax, layout 1", "|Δ loss| to jax, layout tp2"]
     assert page.count("tolerance</text>") == 4, "drawn into each chart of deviations"
     assert "m/kernel [8, 4]: rank 0 holds [8, 2]; rank 1 holds [8, 2]" in page
-    assert "<figcaption>m/<wbr>kernel <span>[8, 4]</span></figcaption>" in page
+    assert "<td>m/<wbr>kernel <span>[8, 4]</span></td>" in page
     assert "keras-flow compare &#x27;mine &lt;&amp;&gt;.py&#x27; --backends jax,torch" in page
     assert "<td>processor cores</td><td>2</td>" in page
     assert "seed_generator" not in page
@@ -129,7 +131,7 @@ def test_the_page_shows_failures() -> None:
     page = html.page(BAD)
     assert "runs agree" not in page
     assert '<li class="bad">jax tp2: loss deviates by 7e-05, 7 times the tolerance &lt;b&gt;</li>' in page
-    assert page.count("<td class=bad") == 2, "loss and weights of one run"
+    assert page.count("<td class=bad") == 3, "loss and weights of one run, and its nearest weight"
     assert "Not judged here: the model draws random numbers" in page
 
 
