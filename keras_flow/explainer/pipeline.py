@@ -6,16 +6,16 @@ A rank holds what a stage's forward pass keeps, for each micro-batch from F to t
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import keras
 
 from keras_flow.backends.active import backend
 from keras_flow.current.models import owners_of
+from keras_flow.current.variable_layout import VariableLayout
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
@@ -33,7 +33,6 @@ from keras_flow.pipelines.staged_model import StagedModel
 from keras_flow.pipelines.stages import Stage
 from keras_flow.schedules import Schedule
 from keras_flow.schedules.action import BACKWARD, FORWARD, INPUTS, WEIGHTS
-from keras_flow.units import amount
 
 _ESTIMATED = (
     "activations and peaks are estimates; idle time is that of a schedule in which a stage's backward pass takes twice "
@@ -42,11 +41,38 @@ _ESTIMATED = (
 
 
 @dataclass(frozen=True)
-class _Held:
+class HeldByStage:
     """Bytes of one stage for a micro-batch on one rank: kept until its backward pass, and what that needs besides."""
 
     kept: int
     besides: int
+
+
+@dataclass(frozen=True)
+class StagesOfStep:
+    """What a training step of a model in stages has, in whatever order ranks compute.
+
+    Attributes:
+        stages: the model's.
+        placed: each variable, and its layout.
+        layouts: of variables, by their `id`.
+        held: what a micro-batch keeps of each stage.
+        within: the collectives of a micro-batch within stages.
+        operations: of each stage's forward pass.
+        slots: bytes of the optimizer's slots of each stage, on a rank.
+        outputs: bytes of the model's outputs for all rows.
+        notes: what could not be counted.
+    """
+
+    stages: Sequence[Stage]
+    placed: Sequence[tuple[keras.Variable, VariableLayout]]
+    layouts: Mapping[int, Layout]
+    held: Sequence[HeldByStage]
+    within: Sequence[Collective]
+    operations: Sequence[float]
+    slots: Sequence[int]
+    outputs: int
+    notes: Sequence[str]
 
 
 def explain_pipeline(
@@ -59,6 +85,61 @@ def explain_pipeline(
         pipeline: the model in stages.
         batch_size: rows of a batch.
         pipe_axis: the axis along which the stages are.
+
+    Raises:
+        FlowError: `batch_size` is no number of rows, or there are fewer rows than micro-batches.
+    """
+    model, stages, schedule = pipeline.model, pipeline.stages, pipeline.schedule
+    step = step_of(distribution, pipeline, batch_size)
+    costs = asked_schedule.costs(step.operations)
+    crossing = [_crossing(pipeline.graph, one, other, batch_size) for one, other in itertools.pairwise(stages)]
+    crossing.append((0, 0))
+    lane_axes = [*distribution.placement.axis_names]
+    lane_axes = [name for name in lane_axes if name not in (pipe_axis, *_split_axes(stages))]
+    return Explanation(
+        model=model.name,
+        engine=backend().name,
+        placement={name: distribution.placement.axis_size(name) for name in distribution.placement.axis_names},
+        batch_size=batch_size,
+        variables=[
+            replace(row, layout=f"{row.layout} on {_listed(given.layout.placement.ranks)}")
+            for variable, given in step.placed
+            for row in [whole.row_of(variable, given)]
+        ],
+        memory=memory_of(step, schedule),
+        collectives=[
+            *(_in_each(collective, schedule.microbatches) for collective in step.within),
+            *_sums(lane_axes, stages, step.layouts),
+        ],
+        repeated=[],
+        warnings=[],
+        notes=[_ESTIMATED, *step.notes],
+        stages=[
+            StageRow(
+                stage.number,
+                stage.all_ranks,
+                len(stage.layers),
+                next((layer.path or "" for layer in stage.layers), ""),
+                sum(_size(variable) for variable in (*stage.trainable, *stage.state)),
+                step.operations[stage.number] / sum(step.operations),
+                step.held[stage.number].kept,
+                *crossing[stage.number],
+            )
+            for stage in stages
+        ],
+        schedule=repr(schedule),
+        picture=repr(schedule.draw(costs)),
+        idle=schedule.bubble(costs),
+    )
+
+
+def step_of(distribution: FlowDistribution, pipeline: StagedModel, batch_size: int) -> StagesOfStep:
+    """What a training step has in the micro-batches of the pipeline's schedule.
+
+    Args:
+        distribution: it has laid the variables.
+        pipeline: the model in stages.
+        batch_size: rows of a batch.
 
     Raises:
         FlowError: `batch_size` is no number of rows, or there are fewer rows than micro-batches.
@@ -82,112 +163,23 @@ def explain_pipeline(
     ]
     layouts = {id(each): given.layout for each, given in placed}
     held, within = _held(pipeline, distribution.blocks_of(model), rows, layouts)
-    operations = [sum(cutting.operations(calls, call) for call in stage.calls) for stage in stages]
-    costs = asked_schedule.costs(operations)
-    crossing = [_crossing(calls, one, other, batch_size) for one, other in itertools.pairwise(stages)] + [(0, 0)]
     slots, notes = _slots(model, stages, layouts)
-    if distribution.zero_stage:
-        slots = [-(-each // lanes) for each in slots]
-    lane_axes = [*distribution.placement.axis_names]
-    lane_axes = [name for name in lane_axes if name not in (pipe_axis, *_split_axes(stages))]
-    return Explanation(
-        model=model.name,
-        engine=backend().name,
-        placement={name: distribution.placement.axis_size(name) for name in distribution.placement.axis_names},
-        batch_size=batch_size,
-        variables=[
-            replace(row, layout=f"{row.layout} on {_listed(given.layout.placement.ranks)}")
-            for variable, given in placed
-            for row in [whole.row_of(variable, given)]
-        ],
-        memory=_memory(
-            stages, schedule, held, slots, layouts, sum(_bytes(calls, key, batch_size) for key in stages[-1].sent)
-        ),
-        collectives=[
-            *(_in_each(collective, schedule.microbatches) for collective in within),
-            *_sums(lane_axes, stages, lanes, layouts),
-        ],
-        repeated=[],
-        warnings=[],
-        notes=[_ESTIMATED, *notes],
-        stages=[
-            StageRow(
-                stage.number,
-                stage.all_ranks,
-                len(stage.layers),
-                next((layer.path or "" for layer in stage.layers), ""),
-                sum(_size(variable) for variable in (*stage.trainable, *stage.state)),
-                operations[stage.number] / sum(operations),
-                held[stage.number].kept,
-                *crossing[stage.number],
-            )
-            for stage in stages
-        ],
-        schedule=repr(schedule),
-        picture=repr(schedule.draw(costs)),
-        idle=schedule.bubble(costs),
-    )
-
-
-def refuse_memory(
-    distribution: FlowDistribution,
-    pipeline: StagedModel,
-    batch_size: int,
-    pipe_axis: str,
-    memory: int,
-    with_microbatches: Callable[[int], Schedule | None],
-) -> None:
-    """Refuse a step whose estimated peak is above what a rank has.
-
-    Args:
-        distribution: it has laid the variables.
-        pipeline: the model in stages.
-        batch_size: rows of the batch.
-        pipe_axis: the axis along which the stages are.
-        memory: bytes of a rank.
-        with_microbatches: gives the schedule with so many micro-batches, or None.
-
-    Raises:
-        FlowError: saying what the rank needs, and what would fit.
-    """
-
-    def needs(remat: bool, schedule: Schedule) -> tuple[int, int, Memory]:
-        changed = copy.copy(pipeline)
-        changed.remat, changed.schedule = remat, schedule
-        found = explain_pipeline(distribution, changed, batch_size, pipe_axis).memory
-        rank = max(found, key=lambda each: found[each].peak)
-        return found[rank].peak, rank, found[rank]
-
-    peak, rank, parts = needs(pipeline.remat, pipeline.schedule)
-    if peak <= memory:
-        return
-    said = pipeline.schedule
-    counts = [said.microbatches]
-    while 2 * counts[-1] <= batch_size:
-        counts.append(2 * counts[-1])
-    advice = "No remat and no more micro-batches make it fit: take more stages, or a smaller batch_size"
-    for count, remat in itertools.product(counts, (False, True)):
-        schedule = said if count == said.microbatches else with_microbatches(count)
-        if schedule is None or (pipeline.remat and not remat):
-            continue
-        found = needs(remat, schedule)[0]
-        if found <= memory:
-            ways = ['remat="stage"'] * (remat and not pipeline.remat) + [f"microbatches={count}"] * (
-                schedule is not said
-            )
-            advice = f"With {' and '.join(ways)} it is {amount(found)}"
-            break
-    raise FlowError(
-        f"memory={memory} ({amount(memory)}): rank {rank} needs about {amount(peak)} for a batch of {batch_size} rows "
-        f"in {said.microbatches} micro-batches by {said.name} (weights {amount(parts.weights)}, "
-        f"slots {amount(parts.slots)}, gradients {amount(parts.gradients)}, "
-        f"activations {amount(parts.activations)}). {advice}"
+    return StagesOfStep(
+        stages,
+        placed,
+        layouts,
+        held,
+        within,
+        operations=[sum(cutting.operations(calls, call) for call in stage.calls) for stage in stages],
+        slots=[-(-each // lanes) for each in slots] if distribution.zero_stage else slots,
+        outputs=sum(_bytes(calls, key, batch_size) for key in stages[-1].sent),
+        notes=notes,
     )
 
 
 def _held(
     pipeline: StagedModel, blocks: Sequence[keras.Layer], rows: int, layouts: Mapping[int, Layout]
-) -> tuple[list[_Held], list[Collective]]:
+) -> tuple[list[HeldByStage], list[Collective]]:
     """What one micro-batch keeps of each stage, by what each of its layers' calls keeps, and what it sends within it.
 
     Args:
@@ -228,7 +220,7 @@ def _held(
         peak = backward_peak(memory_of_calls)
         # computed again, a stage keeps what it received
         received = sum(_bytes(calls, key, rows) for key in stage.received)
-        found.append(_Held(received, peak) if pipeline.remat else _Held(kept, peak - kept))
+        found.append(HeldByStage(received, peak) if pipeline.remat else HeldByStage(kept, peak - kept))
     of_path = {call.path: number for number, (in_stage, _) in enumerate(of_stage) for call in in_stage}
     return found, [replace(each, stage=of_path[each.path.split(", ")[0]]) for each in step.collectives]
 
@@ -249,15 +241,9 @@ def _in_each(collective: Collective, microbatches: int) -> Collective:
     )
 
 
-def _memory(
-    stages: Sequence[Stage],
-    schedule: Schedule,
-    held: Sequence[_Held],
-    slots: Sequence[int],
-    layouts: Mapping[int, Layout],
-    outputs: int,
-) -> dict[int, Memory]:
+def memory_of(step: StagesOfStep, schedule: Schedule) -> dict[int, Memory]:
     """Each rank's bytes: the weights of its stages, and the micro-batches that its list holds at a time."""
+    stages, held, slots, layouts = step.stages, step.held, step.slots, step.layouts
     memory: dict[int, Memory] = {}
     for order in schedule.orders:
         own = sorted({action.stage for action in order})
@@ -277,7 +263,7 @@ def _memory(
             weights = trained + sum(_size(variable, layouts) for stage in own for variable in stages[stage].state)
             copies, weights = (0, weights) if is_home else (trained, 0)
             of_slots = sum(slots[stage] for stage in own) * is_home
-            here = outputs if lane == 0 and stages[-1].number in own else 0
+            here = step.outputs if lane == 0 and stages[-1].number in own else 0
             peak = weights + copies + of_slots + trained + most + here
             split = stages[own[0]].splits(lane)
             of_rank = Memory(weights, of_slots, trained, kept + here, peak)
@@ -285,9 +271,9 @@ def _memory(
     return dict(sorted(memory.items()))
 
 
-def _sums(axes: Sequence[str], stages: Sequence[Stage], lanes: int, layouts: Mapping[int, Layout]) -> list[Collective]:
+def _sums(axes: Sequence[str], stages: Sequence[Stage], layouts: Mapping[int, Layout]) -> list[Collective]:
     """The sums of each stage's gradients over its ranks."""
-    found = []
+    found, lanes = [], len(stages[0].ranks)
     for stage in stages if lanes > 1 else ():
         size = sum(_size(variable, layouts) for variable in stage.trainable)
         why = f"the ranks {_listed(stage.ranks)} share the rows of stage {stage.number}"

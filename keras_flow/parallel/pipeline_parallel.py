@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from keras_flow.pipelines import asked_schedule, cutting, graph, refused, stages
 from keras_flow.pipelines.stage_ranks import Ranks, StageRanks
 from keras_flow.pipelines.staged_model import StagedModel
 from keras_flow.placements import Placement
+from keras_flow.schedules.automatic import one_at_a_time
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -50,7 +52,7 @@ class PipelineParallel(ExplainedDistribution):
         microbatches: into how many parts a batch is cut, by the balanced split; None takes twice the stages.
         schedule: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"zb1p"`, `"zbv"`, a `kf.schedules.Schedule`, or the path of its
             CSV file. `"auto"` is the shortest that `kf.schedules.auto` finds where a backward pass takes twice a
-            forward pass, and a rank holds as many micro-batches as in `"1f1b"`.
+            forward pass, and a rank holds as many micro-batches as in `"1f1b"`, or as many as `memory` has room for.
         chunks: stages of each rank, for `"interleaved"` and `"zb1p"`; `"zbv"` has two, `"auto"` as many at most.
         pipe_axis: the axis of the placement along which the stages are.
         batch_axes: those along which the rows of a micro-batch are; an axis that the placement does not have is none.
@@ -60,7 +62,8 @@ class PipelineParallel(ExplainedDistribution):
         remat: what is not held for the backward pass but computed again: `"stage"` for a stage's activations, or
             layers, as of `kf.DataParallel`: `"block"` or patterns of their paths. A layer that is chosen is not cut.
         memory: bytes of a rank, or None. The first training step of more rows than before is refused where `explain`'s
-            estimate of its peak is above, with what would fit.
+            estimate of its peak is above, with what would fit. `schedule="auto"` orders that step anew: the shortest
+            order that is found for the stages' shares of the work, with no rank above.
         batch_normalization: `"refuse"`, or `"microbatch"`: BatchNormalization takes the statistics of each micro-batch,
             and moves its averages once for each. That is another number than one device's, and stages are on one rank.
         random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`; with `"stock"` dropout masks depend on
@@ -274,9 +277,14 @@ class PipelineParallel(ExplainedDistribution):
         Raises:
             FlowError: the model is not built or cannot be cut, or has fewer rows than micro-batches.
         """
+        from keras_flow.explainer.memory_limit import shortest_within
         from keras_flow.explainer.pipeline import explain_pipeline
 
-        explanation = explain_pipeline(self, self._cut(model), batch_size, self._pipe_axis)
+        pipeline = self._cut(model)
+        if self._is_auto and self._memory is not None:
+            pipeline = copy.copy(pipeline)
+            pipeline.reorder(shortest_within(self, pipeline, batch_size, self._memory))
+        explanation = explain_pipeline(self, pipeline, batch_size, self._pipe_axis)
         self.check(model)
         return explanation
 
@@ -328,21 +336,28 @@ class PipelineParallel(ExplainedDistribution):
                     self._ranks_of_layer.setdefault(inner, each)
         pipeline = self._pipelines[model] = self._staged(model, calls, made, schedule, self._repeats_stages)
         if self._memory is not None:
-            pipeline.look_at_rows = functools.partial(self._refuse_memory, pipeline)
+            pipeline.look_at_rows = functools.partial(self._keep_within_memory, pipeline, self._memory)
         return pipeline
 
-    def _refuse_memory(self, pipeline: StagedModel, rows: int) -> None:
-        """Refuse a batch that needs more than `memory=` on a rank."""
-        from keras_flow.explainer.pipeline import refuse_memory
+    def _keep_within_memory(self, pipeline: StagedModel, memory: int, rows: int) -> None:
+        """Order the step by the memory where the schedule is `"auto"`; refuse a batch that needs more than that."""
+        from keras_flow.explainer.memory_limit import refuse_memory, shortest_within
 
-        assert self._memory is not None
-        refuse_memory(self, pipeline, rows, self._pipe_axis, self._memory, self._with_microbatches)
+        if self._is_auto:
+            pipeline.reorder(shortest_within(self, pipeline, rows, memory))
+        refuse_memory(self, pipeline, rows, memory, self._with_microbatches)
+
+    @property
+    def _is_auto(self) -> bool:
+        return self._asked[0] == "auto"
 
     def _with_microbatches(self, microbatches: int) -> schedules.Schedule | None:
-        """The requested schedule with so many micro-batches; None of one that is a value or a file."""
+        """The requested schedule with so many micro-batches (of `"auto"` what holds the least); None of a value."""
         given, stages, _, chunks = self._asked
         if given not in asked_schedule.NAMES:
             return None
+        if self._is_auto:
+            return one_at_a_time(list(self.schedule.rank_of.values()), microbatches)
         return asked_schedule.schedule_of(given, len(self._ranks.places), stages, microbatches, chunks)
 
     def _staged(self, *args: Any) -> StagedModel:

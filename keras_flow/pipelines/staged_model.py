@@ -72,6 +72,10 @@ class StagedModel:
         """The ranks of this process that have computed."""
         return {rank for _, rank, *_ in self._programs}
 
+    def reorder(self, schedule: Schedule) -> None:
+        """Go on in another order of the same stages and micro-batches."""
+        self.schedule, self._schedules = schedule, {schedule.microbatches: schedule}
+
     # ---- steps, as Keras's trainer asks for them
 
     def train(self, data: Any) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from keras_flow.errors import FlowError
 from keras_flow.schedules import search, tables
+from keras_flow.schedules.action import BACKWARD, FORWARD, Action
 from keras_flow.schedules.schedule import Schedule
 from keras_flow.schedules.tables import zbv
 from keras_flow.schedules.timing import EQUAL, Costs
@@ -103,12 +104,89 @@ def _searched(
     chunks = len(places) // ranks
     each = Costs.of(costs, len(places), chunks, message)
     least = bound(ranks, microbatches, costs, chunks)
+    yield from _shortest(places, microbatches, each, [int(room * chunks)] * ranks, least)
+
+
+def _shortest(
+    places: Sequence[int], microbatches: int, costs: Costs, rooms: Sequence[int], least: float = 0.0
+) -> Iterator[Schedule]:
     best, shortest = None, float("inf")
     for rule in search.RULES:
-        time, orders = search.play(places, microbatches, each, int(room * chunks), rule) or (float("inf"), None)
+        time, orders = search.play(places, microbatches, costs, rooms, rule) or (float("inf"), None)
         if time < shortest - _ROUNDING:
             best, shortest = orders, time
         if shortest <= least + _ROUNDING:
             break
     if best is not None:
         yield Schedule(best, "auto")
+
+
+def one_at_a_time(places: Sequence[int], microbatches: int) -> Schedule:
+    """Return the order in which ranks hold the least: a micro-batch ends before the next begins.
+
+    Args:
+        places: each stage's rank, counted from 0.
+        microbatches: into how many parts a batch is cut.
+
+    Example:
+        >>> one_at_a_time([0, 1], 2).draw()
+        0 F0 ·· ·· ·· B0 B0 F1 ·· ·· ·· B1 B1
+        1 ·· F0 B0 B0 ·· ·· ·· F1 B1 B1 ·· ··
+    """
+    orders: list[list[Action]] = [[] for _ in range(max(places) + 1)]
+    stages = range(len(places))
+    for part in range(microbatches):
+        for kind, order in ((FORWARD, stages), (BACKWARD, stages[::-1])):
+            for stage in order:
+                orders[places[stage]].append(Action(stage, kind, part))
+    return Schedule(orders, "auto")
+
+
+def on_places(
+    places: Sequence[int],
+    microbatches: int,
+    costs: Sequence[Sequence[float]],
+    rooms: Sequence[int],
+    fits: Callable[[Schedule], bool],
+) -> Schedule | None:
+    """Return the shortest schedule that is found for stages that are cut already; None where none fits.
+
+    The search is first given the rooms, which may be estimates. While nothing that it finds fits, it has less.
+
+    Args:
+        places: each stage's rank, counted from 0.
+        microbatches: into how many parts a batch is cut.
+        costs: of F, I and W, for each stage.
+        rooms: chunks of micro-batches that each rank may hold.
+        fits: whether ranks have the memory for a schedule.
+
+    Example:
+        >>> costs = [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+        >>> made = on_places([0, 1], 3, costs, [3, 1], lambda schedule: schedule.peak(1) <= 1)
+        >>> made.draw() if made else None
+        0 F0 F1 F2 I0 W0 ·· I1 W1 ·· I2 W2
+        1 ·· F0 I0 W0 F1 I1 W1 F2 I2 W2 ··
+    """
+    ranks = len(rooms)
+    each = Costs.of(costs, len(places), 1)
+    found = [made for made in _published(ranks, microbatches, len(places) // ranks) if fits(made)]
+    found = [made for made in found if list(made.rank_of.values()) == list(places)]
+    for most in range(max(rooms), 0, -1):
+        searched = _shortest(places, microbatches, each, [min(most, room) for room in rooms])
+        fitting = [made for made in searched if fits(made)]
+        if fitting:
+            found += fitting
+            break
+    return min(found, key=lambda made: made.makespan(costs), default=None)
+
+
+def _published(ranks: int, microbatches: int, chunks: int) -> Iterator[Schedule]:
+    """Yield the published schedules with so many stages on each rank."""
+    if chunks == 1:
+        yield tables.one_f_one_b(ranks, microbatches)
+        yield tables.gpipe(ranks, microbatches)
+    yield tables.zb1p(ranks, microbatches, chunks)
+    if chunks == 2:
+        yield zbv(ranks, microbatches)
+    if chunks > 1:
+        yield tables.interleaved(ranks, microbatches, chunks)

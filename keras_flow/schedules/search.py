@@ -41,7 +41,7 @@ RULES = tuple(
 
 
 def play(
-    places: Sequence[int], microbatches: int, costs: Costs, room: int, rule: Rule
+    places: Sequence[int], microbatches: int, costs: Costs, rooms: Sequence[int], rule: Rule
 ) -> tuple[float, list[list[Action]]] | None:
     """Return how long a step takes by one rule, and each rank's list; None where it comes to a halt.
 
@@ -49,10 +49,10 @@ def play(
         places: each stage's rank.
         microbatches: into how many parts a batch is cut.
         costs: of the actions.
-        room: chunks of micro-batches that a rank may hold.
+        rooms: chunks of micro-batches that each rank may hold.
         rule: how ties are broken.
     """
-    game = _Game(places, microbatches, costs, room, rule)
+    game = _Game(places, microbatches, costs, rooms, rule)
     for _ in range(3 * len(places) * microbatches):
         if not game.move():
             return None
@@ -62,10 +62,10 @@ def play(
 class _Game:
     """A step that is being played through."""
 
-    def __init__(self, places: Sequence[int], microbatches: int, costs: Costs, room: int, rule: Rule):
+    def __init__(self, places: Sequence[int], microbatches: int, costs: Costs, rooms: Sequence[int], rule: Rule):
         ranks = max(places) + 1
         self.rank_of = dict(enumerate(places))
-        self.microbatches, self.costs, self.room, self.rule = microbatches, costs, room, rule
+        self.microbatches, self.costs, self.rooms, self.rule = microbatches, costs, rooms, rule
         self.own = [[stage for stage, rank in enumerate(places) if rank == one] for one in range(ranks)]
         self.orders: list[list[Action]] = [[] for _ in range(ranks)]
         self.free = [0.0] * ranks
@@ -92,7 +92,7 @@ class _Game:
         return True
 
     def _best(self, rank: int) -> tuple[float, int, int, Action] | None:
-        is_full = self.held[rank] >= self.room - self.rule.spare
+        is_full = self.held[rank] >= self.rooms[rank] - self.rule.spare
         found = []
         for stage in self.own[rank]:
             for kind in _KINDS:
@@ -110,8 +110,8 @@ class _Game:
         return min(found, default=None)
 
     def _has_room(self, rank: int, stage: int) -> bool:
-        if self.held[rank] >= self.room:
+        if self.held[rank] >= self.rooms[rank]:
             return False
         last = self.own[rank][-1]
         is_ahead = self.next[FORWARD][last] < self.next[FORWARD][stage]
-        return not (stage < last and is_ahead and self.held[rank] >= self.room - 1 - self.rule.kept)
+        return not (stage < last and is_ahead and self.held[rank] >= self.rooms[rank] - 1 - self.rule.kept)

@@ -80,20 +80,24 @@ def test_processes_without_a_stage(on_ranks: Any) -> None:
     assert on_ranks("torch")(_off, ("dense",), ("gpipe",)) == []
 
 
-def _limited(memory: int) -> str:
+def _limited(memory: int, schedule: str = "gpipe") -> str:
     import keras
     import numpy as np
 
     import keras_flow as kf
 
     pipe = kf.Placement(range(2), axis_names=("pipe",))
-    with kf.PipelineParallel(pipe, memory=memory, schedule="gpipe", microbatches=4).scope():
+    distribution = kf.PipelineParallel(pipe, memory=memory, schedule=schedule, microbatches=4)
+    with distribution.scope():
         inner = [keras.layers.Dense(64, "tanh") for _ in range(8)]
         model = keras.Sequential([keras.Input((8,)), *inner, keras.layers.Dense(1)])
         model.compile("adam", "mse")
     x, y = np.ones((256, 8), "float32"), np.ones((256, 1), "float32")
     try:
-        return f"trained {len(model.fit(x, y, batch_size=256, verbose=0).history['loss'])}"
+        trained = f"trained {len(model.fit(x, y, batch_size=256, verbose=0).history['loss'])}"
+        explained = distribution.explain(model, 256)
+        held = max(each.peak for each in explained.memory.values())
+        return trained if schedule == "gpipe" else f"{trained}, {held <= memory}, {explained.idle:.2f}"
     except kf.FlowError as error:
         return str(error)
 
@@ -107,6 +111,16 @@ def test_memory_of_a_rank(engine: str, on_ranks: Any) -> None:
     assert said.endswith("kB") and 'With remat="stage" and microbatches=8 it is 3' in said, said
     assert on_ranks(engine)(_limited, 30_000).endswith("take more stages, or a smaller batch_size")
     assert on_ranks(engine)(_limited, 600_000) == "trained 1"
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+def test_memory_orders_an_automatic_schedule(engine: str, on_ranks: Any) -> None:
+    """With little memory a rank waits more, and `gpipe` would not fit; with less the step is refused."""
+    wide, narrow = (on_ranks(engine)(_limited, memory, "auto") for memory in (600_000, 400_000))
+    assert wide.startswith("trained 1, True, 0.") and narrow.startswith("trained 1, True, 0."), (wide, narrow)
+    # a backward pass that is not split leaves the last rank nothing to hold back
+    assert wide == narrow if engine == "tensorflow" else float(wide.split()[-1]) < float(narrow.split()[-1])
+    assert "in 4 micro-batches by auto" in on_ranks(engine)(_limited, 360_000, "auto")
 
 
 def _mixed(policy: str) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 
 from keras_flow import schedules
 from keras_flow.errors import FlowError
+from keras_flow.schedules import automatic
 from tests import sampling
 from tests.schedules.test_tables import all_of
 
@@ -51,6 +52,28 @@ def test_little_memory() -> None:
 def test_costs_by_stage_are_refused() -> None:
     with pytest.raises(FlowError, match="auto cuts into stages by itself: costs are three numbers"):
         schedules.auto(2, 4, ([1, 2], 1, 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rooms", [[1, 1, 1], [3, 2, 1], [2, 4, 6], [6, 6, 6]])
+def test_stages_that_are_cut_already(rooms: list[int]) -> None:
+    """Each rank holds what it has room for, stages of unlike costs are never later than in a table that fits."""
+    costs = [[2.0, 1.0, 4.0], [2.0, 1.0, 4.0], [1.0, 1.5, 4.0]]
+
+    def fits(schedule: schedules.Schedule) -> bool:
+        return all(schedule.peak(rank) <= room for rank, room in enumerate(rooms))
+
+    made = automatic.on_places([0, 1, 2], 6, costs, rooms, fits)
+    assert made is not None and fits(made) and list(made.rank_of.values()) == [0, 1, 2]
+    tables = [one for one in (*all_of(3, 6), automatic.one_at_a_time([0, 1, 2], 6)) if one.stages == 3 and fits(one)]
+    assert made.makespan(costs) <= min(one.makespan(costs) for one in tables)
+
+
+def test_what_fits_decides_and_not_the_rooms() -> None:
+    """Rooms are estimates: while what the search finds does not fit, ranks have less room."""
+    costs = [[1.0] * 2] * 3
+    made = automatic.on_places([0, 1], 4, costs, [4, 4], lambda schedule: schedule.peak(0) <= 1)
+    assert made is not None and made.peak(0) == 1
+    assert automatic.on_places([0, 1], 4, costs, [4, 4], lambda schedule: False) is None
 
 
 def test_a_slow_message_makes_fewer_stages_better() -> None:
