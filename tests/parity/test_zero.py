@@ -28,6 +28,8 @@ CASES = [
     for layout in LAYOUTS
     if (backend, name) not in REFUSED
 ]
+#: layouts and rows of a batch: some that do not divide
+TRANSFORMERS = (("dp3z3", 12), ("dp2x2z3", 12), ("2x2z3", 12), ("4x1z3", 12), ("dp2z3", 11), ("2x2z3", 11))
 OPTIMIZERS = [
     pytest.param(
         backend,
@@ -40,6 +42,7 @@ OPTIMIZERS = [
     )
     for backend in BACKENDS
     for name in zero_program.OPTIMIZERS
+    if name != "plain"  # without slots
     for layout in zero_program.LAYOUTS
 ]
 
@@ -58,6 +61,19 @@ def test_optimizers(on_ranks, backend: str, optimizer: str, layout: str) -> None
     assert found["not as laid"] == []
     # Adafactor keeps rows and columns, of other shapes than the variable
     assert len(found["split"]) >= 2 or optimizer == "Adafactor"
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows"),
+    [("dp2z3", 12), *(pytest.param(*each, marks=pytest.mark.full) for each in TRANSFORMERS)],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_transformer(on_ranks, backend: str, layout: str, rows: int) -> None:
+    found = on_ranks(backend)(zero_program.deviations, "plain", layout, 1.0, zero_program.TRANSFORMER, rows)
+    assert {path: error for path, error in found["updates"].items() if error > 1e-4} == {}
+    assert found["not as laid"] == []
+    # two tables, two blocks of six kernels, and vectors; few dims divide by 3
+    assert len(found["weights"]) >= (18 if layout != "dp3z3" else 3)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
