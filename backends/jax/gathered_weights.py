@@ -82,7 +82,7 @@ _keeps_others = jax.checkpoint_policies.save_anything_except_these_names(_NAME)
 def _keeps(primitive: Any, *inputs: Any, **params: Any) -> Any:
     """Policy of `jax.checkpoint`: whether a result is kept; no complex one, since what is kept is rounded."""
     is_complex = primitive.name in ("complex", "fft") or any(
-        np.issubdtype(dtype, np.complexfloating)
+        jax.numpy.issubdtype(dtype, np.complexfloating)  # numpy's does not know the dtypes of keys
         for dtype in (params.get("new_dtype"), *(getattr(each, "dtype", None) for each in inputs))
         if dtype is not None
     )

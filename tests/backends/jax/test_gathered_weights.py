@@ -37,3 +37,19 @@ def test_complex_values_in_a_layer() -> None:
     split = _weights(kf.DataParallel(zero=3, zero_min_size=1))
     np.testing.assert_allclose(split, _weights(kf.DataParallel(kf.Placement([0]))), rtol=1e-5)
     assert not np.allclose(split, 1.0)
+
+
+@pytest.mark.parametrize("random", ["logical", "stock"])
+def test_keys_of_draws_in_a_layer(random: str) -> None:
+    def updated(distribution: kf.DataParallel) -> list[np.ndarray]:
+        keras.utils.set_random_seed(1)
+        with distribution.scope():
+            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dropout(0.5, seed=1)])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        x = np.random.default_rng(0).normal(size=(8, 8)).astype("float32")
+        model.fit(x, x, verbose=0)
+        return model.get_weights()
+
+    split = updated(kf.DataParallel(zero=3, zero_min_size=1, random=random))
+    for one, other in zip(split, updated(kf.DataParallel(kf.Placement([0]), random=random)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
