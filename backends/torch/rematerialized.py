@@ -44,7 +44,7 @@ def remat(
             runs += 1
             if runs == 1:
                 return function(*inner_args, **inner_kwargs)
-            with again(), microbatch.computing(part), as_then(), _in_modes(modes):
+            with again(), microbatch.computing(part), as_then(), _in_modes(modes), _leaving_nothing(layers):
                 return function(*inner_args, **inner_kwargs)
 
         return original(run)(*args, **kwargs)
@@ -63,6 +63,23 @@ def _in_modes(modes: list[tuple[Any, Any]]) -> Iterator[None]:
     finally:
         for layer, mode in now:
             layer._remat_mode = mode
+
+
+@contextlib.contextmanager
+def _leaving_nothing(layers: list[Any]) -> Iterator[None]:
+    """Give layers back the attributes that they had.
+
+    torch breaks the second run off once it has what the backward pass needs. So the end of a layer's `call` may not be
+    reached, where a recurrent one forgets its dropout mask: its next step would take this mask.
+    """
+    before = [(vars(layer), dict(vars(layer))) for layer in layers]
+    try:
+        yield
+    finally:
+        for held, attributes in before:
+            held.update(attributes)
+            for name in held.keys() - attributes.keys():
+                del held[name]
 
 
 def _in_scope(layers: list[Any]) -> Callable[[], AbstractContextManager[object]]:

@@ -70,6 +70,19 @@ def trained(layout: str, way: str | None, rows: int, spoilt: bool = False) -> tu
     return [np.array(each) for each in model.variables], losses, len(distribution.rematerialized)
 
 
+def recurrent(remat: list[str] | None) -> list[np.ndarray]:
+    """What three steps make of a recurrent layer, which keeps a dropout mask while it runs through its time steps."""
+    generator = np.random.default_rng(0)
+    x, y = (generator.normal(size=(12, *shape)).astype("float32") for shape in ((5, 6), (4,)))
+    keras.utils.set_random_seed(0)
+    with kf.DataParallel(remat=remat, random="logical").scope():
+        hidden = keras.layers.SimpleRNN(8, dropout=0.3, recurrent_dropout=0.2, name="hidden")
+        model = keras.Sequential([keras.layers.Input((5, 6)), hidden, keras.layers.Dense(4)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(x, y, batch_size=4, verbose=0, shuffle=False)
+    return model.get_weights()
+
+
 def _spoilt() -> Any:
     """Inside, no seed is taken back for the second run."""
     from unittest import mock
