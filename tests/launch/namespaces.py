@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+import pytest
 
 from keras_flow.launch.environment import free_port
 from tests.launch import programs
@@ -79,6 +82,17 @@ def joined(rate: str = "") -> Iterator[Hosts]:
     finally:
         for name in hosts.names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@contextmanager
+def joined_or_skipped() -> Iterator[Hosts]:
+    """Two hosts; where namespaces cannot be made, the test is skipped."""
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(joined())
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"network namespaces are not permitted here ({error})")
+        yield made
 
 
 def _run(*command: str) -> None:

@@ -3,10 +3,8 @@
 Each runs the launcher of one node of a job of 2 x 2. The bytes over the link are counted by the kernel.
 """
 
-import contextlib
 import json
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,12 +44,7 @@ if kf.env.is_main_process():
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[namespaces.Hosts]:
-    """Skipped where namespaces cannot be made."""
-    with contextlib.ExitStack() as stack:
-        try:
-            made = stack.enter_context(namespaces.joined())
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"network namespaces are not permitted here ({error})")
+    with namespaces.joined_or_skipped() as made:
         yield made
 
 
