@@ -30,7 +30,7 @@ from keras_flow.launch.processes import preemption_seconds
 if TYPE_CHECKING:
     import keras
 
-#: seconds in which all processes must have said in which step they are
+#: seconds in which all processes must have said in which step they are, where nobody is known to have asked all
 _SAYING_SECONDS = 10.0
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
@@ -90,6 +90,8 @@ class PreemptionPoint:
         here = backend().world()
         if here.process_count > 1:
             backend().put_text(_key(here.process_index), f":{said}")
+            if here.process_index == 0:
+                threading.Thread(target=self._answer, args=(here.process_count,), daemon=True).start()
         if (folder := own_folder()) is not None:
             # the launcher passes it to all processes, where this one alone was asked, and says how the job ended
             with contextlib.suppress(OSError):
@@ -120,17 +122,33 @@ class PreemptionPoint:
             for index in range(1, here.process_count):
                 backend().get_text(_key(index, "done"), max(0.1, until - time.monotonic()))
 
+    def _answer(self, count: int) -> None:
+        """Say what the last step is that a process was in; called by a thread of process 0.
+
+        At the end of a step its main thread could not: the step may need a process that waits for this answer.
+        """
+        try:
+            answer = f":{max(int(backend().get_text(_key(index), self._patience())[1:]) for index in range(count))}"
+        except FlowError as error:
+            answer = str(error)
+        backend().put_text(_key(0, "last"), answer)
+
+    def _patience(self) -> float:
+        """Seconds in which each process must have heard of the signal.
+
+        Our launcher asks all processes, and ends those that take too long; one may be in C code, and hear it late.
+        """
+        return _SAYING_SECONDS if own_folder() is None else preemption_seconds()
+
     def _agreed(self) -> int:
         """The last step that a process was in, which process 0 finds out and says."""
-        here = backend().world()
-        if here.process_count == 1:
+        if backend().world().process_count == 1:
             return 0
         try:
-            if here.process_index:
-                return int(backend().get_text(_key(0, "last"), 2 * _SAYING_SECONDS)[1:])
-            last = max(int(backend().get_text(_key(index), _SAYING_SECONDS)[1:]) for index in range(here.process_count))
-            backend().put_text(_key(0, "last"), f":{last}")
-            return last
+            answer = backend().get_text(_key(0, "last"), 2 * self._patience())
+            if not answer.startswith(":"):
+                raise FlowError(answer)
+            return int(answer[1:])
         except FlowError as error:
             print(
                 f"keras-flow: this process was asked to end and another one was not ({error}). All processes of a job "

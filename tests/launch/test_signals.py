@@ -19,7 +19,7 @@ from tests.launch import programs
 pytestmark = pytest.mark.timeout(300)
 
 PROGRAM = """
-import os, sys, time
+import ctypes, os, signal, sys, time
 import keras_flow as kf
 kf.init()
 import keras, numpy as np
@@ -27,7 +27,15 @@ folder, mode = sys.argv[1:]
 keras.utils.set_random_seed(0)
 class Slow(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        open(os.path.join(folder, f"begun-{kf.env.process_index()}"), "w").close()
+        index = kf.env.process_index()
+        if mode == "deaf" and batch == 1 and index == 1:
+            # C code that holds Python's lock, and that no signal interrupts
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+            ctypes.PyDLL(None).sleep(14)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        if mode == "behind" and batch == 1 and index == 1:
+            time.sleep(4)  # process 0 is in the next step meanwhile, which waits for this process
+        open(os.path.join(folder, f"begun-{index}"), "w").close()
         time.sleep(0.1)
 def save():
     if mode == "fails" and kf.env.process_index() == 1:
@@ -41,7 +49,7 @@ with kf.DataParallel().scope():
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     callbacks = [Slow()]
-    if mode == "checkpoints":
+    if mode in ("checkpoints", "behind", "deaf"):
         callbacks.append(kf.callbacks.Checkpoint("checkpoints", save_freq=1000))
     elif mode != "bare":
         kf.on_preemption(save)
@@ -102,7 +110,7 @@ def ended(
             os.kill(rank.pid, number)
         time.sleep(0.5 if mode == "hangs" else 0.05)
     below = [each for launcher in launchers if launcher.poll() is None for each in programs.tree(launcher.pid)]
-    outputs = [programs.finish(launcher, 60) for launcher in launchers]
+    outputs = [programs.finish(launcher, 100) for launcher in launchers]
     _, alive = psutil.wait_procs(below, timeout=10)
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE], "left running"
     assert not list(folder.glob(".keras-flow-writes-*")) or mode == "hangs"
@@ -180,6 +188,14 @@ def test_a_checkpoint_is_named_by_its_folder(backend: str, tmp_path: Path) -> No
     step = steps[-1]
     lines = [line for line in said.splitlines() if "interrupted" in line]
     assert lines == [f"keras-flow: interrupted; saved {step}"], said
+
+
+@pytest.mark.parametrize("backend", sampling.on_one(["jax", "torch", "tensorflow"]))
+@pytest.mark.parametrize("mode", ["behind", pytest.param("deaf", marks=pytest.mark.full)])
+def test_a_process_that_is_behind_or_hears_late_is_waited_for(backend: str, mode: str, tmp_path: Path) -> None:
+    codes, said = ended(tmp_path, backend, [TERM], mode=mode, KERAS_FLOW_GRACE="90")
+    assert codes == [143], said
+    assert sorted((tmp_path / "checkpoints").glob("step-*")), said
 
 
 @pytest.mark.full
