@@ -253,14 +253,6 @@ class Backend(TensorEngine, Protocol):
         """
         ...
 
-    def random_state(self) -> object:
-        """The state of the engine's own random generators, beside Keras's seeds; None where it has none."""
-        ...
-
-    def set_random_state(self, state: object) -> None:
-        """Give back what `random_state` returned."""
-        ...
-
     def double_precision(self) -> AbstractContextManager[object]:
         """Inside, the engine computes in float64 where it is asked to."""
         ...

@@ -22,8 +22,10 @@ from keras_flow.errors import warn
 
 if TYPE_CHECKING:
     import keras
+    import torch
 
 _SEED, _TENSORFLOW = "keras.utils.set_random_seed", "TensorFlow's"
+_OF_DEVICE = "torch's on its device"
 #: the seed that TensorFlow takes where only an operation has one (`random_seed.DEFAULT_GRAPH_SEED`): `shuffle(seed=3)`
 #: orders rows alike with it and without any
 _WITHOUT_SEED = 87654321
@@ -89,7 +91,10 @@ def states() -> dict[str, Any]:
             None if generator is None else [int(part) for part in np.asarray(generator.state)]
         )
     if "torch" in sys.modules:
-        found["torch's"] = sys.modules["torch"].get_rng_state().numpy().tobytes().hex()
+        torch = sys.modules["torch"]
+        found["torch's"] = _as_text(torch.get_rng_state())
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            found[_OF_DEVICE] = _as_text(torch.cuda.get_rng_state())
     if "tensorflow.python.eager.context" in sys.modules:
         # without a seed each of TensorFlow's shuffles has one from the hardware: one that follows from Python's state
         seed = _tensorflow_seed()
@@ -110,11 +115,22 @@ def _set_states(states: dict[str, Any]) -> None:
         _set_keras_states(states[_SEED], states["Keras's seed generator"])
     if "torch's" in states:
         torch = sys.modules["torch"]
-        torch.set_rng_state(torch.frombuffer(bytearray(bytes.fromhex(states["torch's"])), dtype=torch.uint8))
+        torch.set_rng_state(_from_text(states["torch's"]))
+        if _OF_DEVICE in states:
+            torch.cuda.set_rng_state(_from_text(states[_OF_DEVICE]))
     _seed_tensorflow(states)
     # last, because making a generator of Keras's draws from it
     version, state, gauss = states["Python's random"]
     random.setstate((version, tuple(state), gauss))
+
+
+def _as_text(state: torch.Tensor) -> str:
+    return state.numpy().tobytes().hex()
+
+
+def _from_text(text: str) -> torch.Tensor:
+    torch = sys.modules["torch"]
+    return torch.frombuffer(bytearray(bytes.fromhex(text)), dtype=torch.uint8)
 
 
 def _set_keras_states(seed: int | None, generator_state: list[int] | None) -> None:

@@ -64,10 +64,8 @@ from keras_flow.backends.jax.tensors import vjp as vjp
 from keras_flow.backends.jax.trainer import double_precision as double_precision
 from keras_flow.backends.jax.trainer import enter as enter
 from keras_flow.backends.jax.trainer import forget_steps as forget_steps
-from keras_flow.backends.jax.trainer import random_state as random_state
 from keras_flow.backends.jax.trainer import recover as recover
 from keras_flow.backends.jax.trainer import rejoin as rejoin
-from keras_flow.backends.jax.trainer import set_random_state as set_random_state
 from keras_flow.backends.jax.variables import fill as fill
 from keras_flow.backends.jax.variables import is_split_over_processes as is_split_over_processes
 from keras_flow.backends.jax.variables import place as place

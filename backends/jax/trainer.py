@@ -172,15 +172,6 @@ def rejoin(times: int) -> bool:
     return False
 
 
-def random_state() -> object:
-    """None: every draw of Keras is a function of its seed's variable."""
-    return None
-
-
-def set_random_state(state: object) -> None:
-    """Nothing to set."""
-
-
 def double_precision() -> AbstractContextManager[object]:
     """Keep float64, of which JAX otherwise makes float32."""
     return jax.enable_x64(True)

@@ -365,15 +365,6 @@ def rejoin(times: int) -> bool:
     return False
 
 
-def random_state() -> object:
-    """None: every draw of Keras is a function of its seed's variable."""
-    return None
-
-
-def set_random_state(state: object) -> None:
-    """Nothing to set."""
-
-
 def double_precision() -> AbstractContextManager[object]:
     """Nothing to switch on."""
     return contextlib.nullcontext()

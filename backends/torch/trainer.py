@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import copies, leaves, random_states, states
@@ -89,20 +88,6 @@ def rejoin(times: int) -> bool:
     for keeps_groups in (mirrored.rows_of, rowwise_calls.rows_of):
         keeps_groups.cache_clear()
     return layouts.make_groups_again()
-
-
-def random_state() -> object:
-    """The state of torch's default generators: dropout draws from them, without a seed of Keras's."""
-    accelerators = [torch.cuda.get_rng_state()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    return torch.random.get_rng_state(), accelerators
-
-
-def set_random_state(state: object) -> None:
-    """Give back the state of torch's default generators."""
-    host, accelerators = cast("tuple[torch.Tensor, list[torch.Tensor]]", state)
-    torch.random.set_rng_state(host)
-    for own in accelerators:
-        torch.cuda.set_rng_state(own)
 
 
 def double_precision() -> AbstractContextManager[object]:

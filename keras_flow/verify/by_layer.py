@@ -18,11 +18,11 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_flow.backends import random_states
 from keras_flow.backends.active import backend
 from keras_flow.current import models
 from keras_flow.layout import itemsize
 from keras_flow.verify.measure import Batch
-from keras_flow.verify.state import RandomStates
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
@@ -81,14 +81,14 @@ def parts(
     """
     layers = list({id(layer): layer for layer in _units(model)}.values())  # nested models may share some
     # the recording call draws dropout masks and moves moving statistics: neither must reach the user
-    random, kept = RandomStates(), _changed_by_a_call(model)
+    random, kept = random_states.states(), _changed_by_a_call(model)
     with distribution.scope():
         distribution.adopt(model)
         with _recorded(layers) as calls:
             outputs = _on_host(model(keras.tree.map_structure(ops.convert_to_tensor, full_batch.x), training=True))
         for variable, value in kept:
             variable.assign(value)
-    random.restore()
+    random_states.set_states(random)
     rows = len(keras.tree.flatten(full_batch.x)[0])
     makers: list[Callable[[], Part]] = []
     left_out = []

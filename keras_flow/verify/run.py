@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from keras_flow.backends import random_states
 from keras_flow.backends.active import backend
 from keras_flow.current import keras_places
 from keras_flow.distributions.distribution import FlowDistribution
@@ -28,7 +29,7 @@ from keras_flow.runtime import env
 from keras_flow.verify.by_layer import parts, why_by_layer
 from keras_flow.verify.measure import Batch, Numbers, measured
 from keras_flow.verify.precision import computing_in, copy_in
-from keras_flow.verify.state import RandomStates, restored
+from keras_flow.verify.state import restored
 from keras_flow.verify.verification import ComparedNumber, Verification
 
 #: of gradients and updates, relative to the largest element of the variable, in single precision (docs/design.md)
@@ -64,13 +65,13 @@ def verify(
     own_step = _check(model, full_batch)
     if dtype is None:
         return _verify(distribution, model, full_batch, own_step, tolerance, by_layer)
-    states = RandomStates()
+    states = random_states.states()
     try:
         with computing_in(dtype):
             copy = copy_in(model, distribution, dtype)
             return _verify(distribution, copy, full_batch.in_dtype(dtype), own_step, tolerance, by_layer)
     finally:
-        states.restore()
+        random_states.set_states(states)
 
 
 def _verify(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -10,26 +9,13 @@ from typing import TYPE_CHECKING
 import keras
 import numpy as np
 
+from keras_flow.backends import random_states
 from keras_flow.backends.active import backend
 from keras_flow.current import models
 from keras_flow.current.keras_places import GLOBAL_SEED_GENERATOR, get_global_attribute
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
-
-
-class RandomStates:
-    """The random states of Python, NumPy and the engine at the time of its creation."""
-
-    def __init__(self) -> None:
-        self._states = random.getstate(), np.random.get_state(), backend().random_state()
-
-    def restore(self) -> None:
-        """Set the random states of the process to these."""
-        python, numpy, engine = self._states
-        random.setstate(python)
-        np.random.set_state(numpy)
-        backend().set_random_state(engine)
 
 
 class State:
@@ -41,14 +27,14 @@ class State:
     def __init__(self, model: keras.Model):
         self.model = model
         self.values = [(variable, _host(variable)) for variable in _variables(model)]
-        self._random = RandomStates()
+        self._random = random_states.states()
 
     def restore(self) -> None:
         """Set every variable to the saved value; metrics that were created since then start from zero."""
         self.model.reset_metrics()
         for variable, value in self.values:
             variable.assign(value)
-        self._random.restore()
+        random_states.set_states(self._random)
 
 
 def _variables(model: keras.Model) -> list[keras.Variable]:
