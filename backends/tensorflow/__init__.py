@@ -37,6 +37,7 @@ from keras_flow.backends.tensorflow.host_calls import call_in_step as call_in_st
 from keras_flow.backends.tensorflow.host_calls import dense as dense
 from keras_flow.backends.tensorflow.layouts import constrain as constrain
 from keras_flow.backends.tensorflow.layouts import engine_layout as engine_layout
+from keras_flow.backends.tensorflow.operators.replicated_operations import allow_whole_operations
 from keras_flow.backends.tensorflow.privates import privates as privates
 from keras_flow.backends.tensorflow.probes import all_reduce as all_reduce
 from keras_flow.backends.tensorflow.probes import devices_seen as devices_seen
@@ -53,7 +54,6 @@ from keras_flow.backends.tensorflow.random import random_part as random_part
 from keras_flow.backends.tensorflow.random import random_words as random_words
 from keras_flow.backends.tensorflow.random import reorder as reorder
 from keras_flow.backends.tensorflow.replica import make_replica as make_replica
-from keras_flow.backends.tensorflow.replicated_operations import allow_whole_operations
 from keras_flow.backends.tensorflow.servers import connect_servers as connect_servers
 from keras_flow.backends.tensorflow.servers import serve as serve
 from keras_flow.backends.tensorflow.stages import add as add

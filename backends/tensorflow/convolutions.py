@@ -11,9 +11,10 @@ import keras
 import tensorflow as tf
 
 from keras_flow.backends.hooking import hook
-from keras_flow.backends.tensorflow import mirrored_strategy, variables
+from keras_flow.backends.tensorflow import variables
 from keras_flow.backends.tensorflow.layouts import in_step, relayout, replicated, view_of
-from keras_flow.backends.tensorflow.operations import by_rows
+from keras_flow.backends.tensorflow.mirrored import strategy
+from keras_flow.backends.tensorflow.operators.operations import by_rows
 from keras_flow.current.distribution import Distribution, active, expected
 from keras_flow.current.keras_places import standardize_data_format
 
@@ -21,7 +22,7 @@ from keras_flow.current.keras_places import standardize_data_format
 def distribution_of_step(*args: object, **kwargs: object) -> Distribution | None:
     """Condition of hooks on convolutions and pools: the distribution of the step on a mesh that is running."""
     distribution = active()
-    if distribution is None or not mirrored_strategy.works_by_dtensor(distribution):
+    if distribution is None or not strategy.works_by_dtensor(distribution):
         return None
     return distribution if in_step() else None
 

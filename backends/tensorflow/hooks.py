@@ -8,25 +8,25 @@ from keras_flow.backends.hooking import Hook, declared
 from keras_flow.backends.reading import sources
 from keras_flow.backends.tensorflow import (
     convolutions,
-    counting,
-    graph_operations,
     host_calls,
-    images,
     layers,
-    linear_algebra,
-    mirrored_step,
-    mirrored_strategy,
-    operations,
     optimizer,
     random,
     reading,
     rematerialized,
-    replica_math,
-    slices,
-    substitutes,
     tables,
     trainer,
     variables,
+)
+from keras_flow.backends.tensorflow.mirrored import replica_math, step, strategy
+from keras_flow.backends.tensorflow.operators import (
+    counting,
+    graph_operations,
+    images,
+    linear_algebra,
+    operations,
+    slices,
+    substitutes,
     windows,
 )
 
@@ -39,7 +39,7 @@ def hooks() -> tuple[Hook, ...]:
         *declared(rematerialized, layers, optimizer, random),
         *declared(operations, graph_operations, substitutes, slices, convolutions, windows),
         *declared(images, counting, linear_algebra, tables),
-        *declared(mirrored_strategy, mirrored_step, replica_math, shared_files),
+        *declared(strategy, step, replica_math, shared_files),
         # asked before what is above on the same functions
         *declared(logical_random),
     )

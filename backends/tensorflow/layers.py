@@ -14,11 +14,12 @@ from tensorflow.experimental import dtensor
 
 from keras_flow.backends.hooking import always, hook
 from keras_flow.backends.rendezvous import meeting
-from keras_flow.backends.tensorflow import optimizer, replica_math
+from keras_flow.backends.tensorflow import optimizer
 from keras_flow.backends.tensorflow.layouts import view_of
 from keras_flow.backends.tensorflow.mesh_values import is_dtensor, to_logical
 from keras_flow.backends.tensorflow.mesh_variables import called_directly, in_a_function, own_device
-from keras_flow.backends.tensorflow.operations import in_traced_step, on_operation
+from keras_flow.backends.tensorflow.mirrored import replica_math
+from keras_flow.backends.tensorflow.operators.operations import in_traced_step, on_operation
 from keras_flow.backends.tensorflow.optimizer import distribution_by_dtensor
 from keras_flow.backends.tensorflow.variables import is_split_over_processes
 from keras_flow.current import keras_places

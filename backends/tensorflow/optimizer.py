@@ -11,10 +11,10 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from keras_flow.backends.hooking import hook
-from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.layouts import in_step, layout_on, on_mesh, replicated, view_of
 from keras_flow.backends.tensorflow.mesh_values import from_logical, is_dtensor
 from keras_flow.backends.tensorflow.mesh_variables import updating
+from keras_flow.backends.tensorflow.mirrored import strategy
 from keras_flow.backends.tensorflow.variables import place
 from keras_flow.current import dry_run, keras_places
 from keras_flow.current.distribution import Distribution, active
@@ -38,7 +38,7 @@ def described_key(_: object, original: Callable[..., object], optimizer: keras.O
 def distribution_by_dtensor(*args: object, **kwargs: object) -> Distribution | None:
     """Condition of hooks on steps on a mesh: the active distribution, where it works by DTensor."""
     distribution = active()
-    return distribution if distribution is not None and mirrored_strategy.works_by_dtensor(distribution) else None
+    return distribution if distribution is not None and strategy.works_by_dtensor(distribution) else None
 
 
 @hook(

@@ -17,11 +17,12 @@ from tensorflow.python.ops import random_ops_util
 from keras_flow import philox
 from keras_flow.backends.engine_records import RandomPart
 from keras_flow.backends.hooking import hook
-from keras_flow.backends.tensorflow import creation, mirrored_strategy, replica_math
+from keras_flow.backends.tensorflow import creation
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, replicated, view_of
 from keras_flow.backends.tensorflow.mesh_values import is_dtensor, to_logical
-from keras_flow.backends.tensorflow.operations import whole_dims
+from keras_flow.backends.tensorflow.mirrored import replica_math, strategy
+from keras_flow.backends.tensorflow.operators.operations import whole_dims
 from keras_flow.backends.tensorflow.traced_step import split_rows
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.keras_places import tensorflow_random as keras_random
@@ -30,7 +31,7 @@ from keras_flow.current.keras_places import tensorflow_random as keras_random
 def distribution_of_draw(*args: object, **kwargs: object) -> Distribution | None:
     """Condition of hooks on random draws: the distribution of the step on a mesh that is running."""
     distribution = active()
-    if distribution is None or not mirrored_strategy.works_by_dtensor(distribution):
+    if distribution is None or not strategy.works_by_dtensor(distribution):
         return None
     return distribution if in_step() and not creation.creating_values() else None
 

@@ -13,7 +13,7 @@ from keras_flow.backends.reading.process_rows import ProcessRows, ReadingEngine,
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.devices import world
 from keras_flow.backends.tensorflow.layouts import view_of
-from keras_flow.backends.tensorflow.mirrored_strategy import is_mirrored
+from keras_flow.backends.tensorflow.mirrored.strategy import is_mirrored
 from keras_flow.current.distribution import active
 
 

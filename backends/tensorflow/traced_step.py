@@ -16,8 +16,8 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import smart_cond
 
-from keras_flow.backends.tensorflow import replicated_operations
 from keras_flow.backends.tensorflow.mesh_values import is_dtensor
+from keras_flow.backends.tensorflow.operators import replicated_operations
 from keras_flow.current.models import layer_in_call
 from keras_flow.errors import FlowError
 

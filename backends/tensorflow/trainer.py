@@ -16,12 +16,13 @@ from keras import tree
 from keras_flow.backends import random_states
 from keras_flow.backends.hooking import always, hook
 from keras_flow.backends.reading.batch_watch import BatchWatch
-from keras_flow.backends.tensorflow import mirrored_strategy, profiled_programs, unpartitioned
+from keras_flow.backends.tensorflow import profiled_programs, unpartitioned
 from keras_flow.backends.tensorflow.capabilities import capabilities
 from keras_flow.backends.tensorflow.data import MeshBatch, gathered, put_batch
-from keras_flow.backends.tensorflow.graph_operations import whole_operations
 from keras_flow.backends.tensorflow.layouts import on_mesh, view_of
 from keras_flow.backends.tensorflow.mesh_values import to_logical
+from keras_flow.backends.tensorflow.mirrored import strategy
+from keras_flow.backends.tensorflow.operators.graph_operations import whole_operations
 from keras_flow.backends.tensorflow.recovery import root_cause
 from keras_flow.backends.tensorflow.traced_step import Trace, WholeOperations, compiled, tracing
 from keras_flow.backends.tensorflow.whole_step import WholeStep
@@ -169,7 +170,7 @@ class Steps:
 def functions_by_dtensor(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
     """Condition of the hooks that make a model's functions: its distribution, where that works by DTensor."""
     distribution = distribution_of_functions(model)
-    return distribution if distribution is not None and mirrored_strategy.works_by_dtensor(distribution) else None
+    return distribution if distribution is not None and strategy.works_by_dtensor(distribution) else None
 
 
 @hook(
@@ -335,10 +336,10 @@ def _refuse_saved_models(model: keras.Model) -> None:
 
 def enter(distribution: Distribution) -> None:
     """Make the mesh, or the strategy, of a distribution, and take process 0's random states."""
-    mirrored_strategy.refuse_inside_strategy(distribution)
+    strategy.refuse_inside_strategy(distribution)
     random_states.align()
-    if mirrored_strategy.is_mirrored(distribution):
-        mirrored_strategy.strategy_of(distribution)
+    if strategy.is_mirrored(distribution):
+        strategy.strategy_of(distribution)
     else:
         view_of(distribution)
 

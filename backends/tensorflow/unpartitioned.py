@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import keras
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow import replicated_operations
+from keras_flow.backends.tensorflow.operators import replicated_operations
 from keras_flow.backends.tensorflow.traced_step import NAME_ATTRIBUTE, Trace, WholeOperations
 from keras_flow.errors import FlowError, LayoutFallback, warn
 

@@ -18,11 +18,12 @@ from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import distribution_of_new, hook
 from keras_flow.backends.mail import stage_messages
 from keras_flow.backends.rendezvous import meeting
-from keras_flow.backends.tensorflow import creation, mirrored_strategy, processes, tables
+from keras_flow.backends.tensorflow import creation, processes, tables
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, relayout, view_of
 from keras_flow.backends.tensorflow.mesh_values import from_logical, index_of, is_dtensor, is_known, on_host, pack
 from keras_flow.backends.tensorflow.mesh_variables import AbsentVariable, MeshVariable, updating
+from keras_flow.backends.tensorflow.mirrored import strategy
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import in_stateless_scope
 from keras_flow.current.variable_layout import KerasLayout, is_elsewhere, keras_layout, stage_rank
@@ -49,8 +50,8 @@ def initialize_with_initializer(
         tables.make(variable, creation.block_of(initializer, tuple(variable._shape), variable._dtype), placed)
         return None
     # MirroredStrategy and one rank have variables of TensorFlow's own
-    if not mirrored_strategy.works_by_dtensor(placed.distribution):
-        return mirrored_strategy.create(original, variable, initializer, placed)
+    if not strategy.works_by_dtensor(placed.distribution):
+        return strategy.create(original, variable, initializer, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
     shape, dtype = tuple(variable._shape), variable._dtype
     block = creation.block_of(initializer, shape, dtype, is_split=not layout.is_fully_replicated())
@@ -84,8 +85,8 @@ def initialize(
     if tables.is_table(placed):
         tables.make(variable, on_host(value).__getitem__, placed)
         return None
-    if not mirrored_strategy.works_by_dtensor(placed.distribution):
-        return mirrored_strategy.create(original, variable, value, placed)
+    if not strategy.works_by_dtensor(placed.distribution):
+        return strategy.create(original, variable, value, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
     _set_value(variable, from_logical(on_host(value), layout, variable._dtype), placed)
     return None
@@ -308,7 +309,7 @@ def is_split_over_processes(variable: keras.Variable) -> bool:
         return False
     if _is_of_one_process(variable):
         return True
-    if mirrored_strategy.is_mirrored_variable(value):
+    if strategy.is_mirrored_variable(value):
         # a copy that is summed when it is read; the others are equal in all processes
         return value.synchronization == tf.VariableSynchronization.ON_READ
     return is_dtensor(value) and not dtensor.fetch_layout(value).is_fully_replicated()
@@ -325,9 +326,9 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         variable._layout = KerasLayout(replace(layout.given, layout=whole), layout.distribution)
         return
     # to a strategy, or away from one
-    if mirrored_strategy.is_mirrored(layout.distribution) or mirrored_strategy.is_mirrored_variable(variable._value):
-        mirrored_strategy.place(variable, to_host(variable._value), layout)
-        if mirrored_strategy.is_mirrored(layout.distribution):
+    if strategy.is_mirrored(layout.distribution) or strategy.is_mirrored_variable(variable._value):
+        strategy.place(variable, to_host(variable._value), layout)
+        if strategy.is_mirrored(layout.distribution):
             return
     if is_elsewhere(layout, world().local_ranks):
         if _is_of_one_process(variable):
@@ -340,7 +341,7 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     if layout.distribution.has_one_rank:
         key = variable._value._unique_id  # optimizers find their slots by it
         with tf.device(rank_devices()[layout.distribution.placement.ranks[0]]):
-            mirrored_strategy.place(variable, to_host(variable), layout)
+            strategy.place(variable, to_host(variable), layout)
         variable._value._unique_id = key
         variable._layout = layout
         return
@@ -375,8 +376,8 @@ def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     value = variable._value
     if isinstance(value, AbsentVariable):
         return {}
-    if mirrored_strategy.is_mirrored_variable(value):
-        return mirrored_strategy.shards(variable)
+    if strategy.is_mirrored_variable(value):
+        return strategy.shards(variable)
     if isinstance(value, tables.ServedTable):
         return value.shards()
     if placed is None or not isinstance(value, dtensor.DVariable):

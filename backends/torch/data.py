@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends import leaves
 from keras_flow.backends.reading.batch_watch import BatchWatch, Digest, digest_of_part
 from keras_flow.backends.torch import layouts, local_tensors
-from keras_flow.backends.torch.split_rows import SplitRows, gathered
+from keras_flow.backends.torch.rows.split_rows import SplitRows, gathered
 from keras_flow.backends.torch.variables import from_logical
 from keras_flow.current.batch import rows_of
 from keras_flow.current.keras_places import engine_core as core

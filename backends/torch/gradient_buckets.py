@@ -23,8 +23,9 @@ import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import states
-from keras_flow.backends.torch import layouts, partial_numbers, profiling
-from keras_flow.backends.torch.partial_numbers import Addition
+from keras_flow.backends.torch import layouts, profiling
+from keras_flow.backends.torch.rows import partial_numbers
+from keras_flow.backends.torch.rows.partial_numbers import Addition
 from keras_flow.backends.torch.slot_parts import BUCKET_BYTES, Scatter, Scatters, SlotPart, buckets, part_of
 from keras_flow.placements import Placement
 

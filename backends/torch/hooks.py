@@ -7,21 +7,13 @@ from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import Hook, declared
 from keras_flow.backends.reading import sources
 from keras_flow.backends.torch import (
-    attention,
     ddp_of_keras,
     gathered_weights,
     generation,
     layers,
-    log_readers,
-    losses,
-    metrics,
-    mirrored,
     optimizer,
-    partial_numbers,
     random,
     reading,
-    reading_dtensors,
-    relayout,
     rematerialized,
     saving,
     shapes,
@@ -31,6 +23,8 @@ from keras_flow.backends.torch import (
     variables,
     wrapped_modules,
 )
+from keras_flow.backends.torch.operators import attention, reading_dtensors, relayout
+from keras_flow.backends.torch.rows import log_readers, losses, metrics, mirrored_calls, partial_numbers
 
 
 def hooks() -> tuple[Hook, ...]:
@@ -41,7 +35,7 @@ def hooks() -> tuple[Hook, ...]:
         *attention.hooks(),
         *declared(variables, gathered_weights, saving, reading_dtensors, trainer),
         *sources.hooks(reading.READER),
-        *declared(mirrored, step, rematerialized, layers, shapes, split_layers, losses),
+        *declared(mirrored_calls, step, rematerialized, layers, shapes, split_layers, losses),
         *metrics.hooks(),
         *declared(partial_numbers, log_readers, optimizer, random, logical_random, shared_files, generation, relayout),
         *declared(wrapped_modules),

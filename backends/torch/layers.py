@@ -20,13 +20,12 @@ from keras_flow.backends.torch import (
     handed_out,
     layouts,
     local_tensors,
-    mirrored,
-    reading_dtensors,
-    rowwise_calls,
     short_calls,
     step,
     variables,
 )
+from keras_flow.backends.torch.operators import reading_dtensors
+from keras_flow.backends.torch.rows import consistent_calls, mirrored_calls
 from keras_flow.backends.torch.step import RunningStep, current_step, running
 from keras_flow.current.batch_statistics import by_groups
 from keras_flow.current.distribution import active
@@ -91,7 +90,7 @@ def _call_in_step(
     if step.inside is not None:
         return short_calls.call(original, layer, args, kwargs)
     if not step.consistent:
-        return mirrored.call(original, step, layer, args, kwargs)
+        return mirrored_calls.call(original, step, layer, args, kwargs)
     outputs = _consistent(step, original, layer, args, kwargs)
     return leaves.mapped(handed_out.through_plain, outputs) if handed_out.is_one(layer) else outputs
 
@@ -105,12 +104,12 @@ def _consistent(
 ) -> object:
     with step.within(layer.path or layer.name):
         # on plain tensors where that is exact: DTensor costs some ten microseconds for each operator
-        if rowwise_calls.can_run(layer, args, kwargs):
-            return rowwise_calls.call(original, step, layer, args, kwargs)
+        if consistent_calls.can_run(layer, args, kwargs):
+            return consistent_calls.call(original, step, layer, args, kwargs)
         outputs = short_calls.call(original, layer, args, kwargs)
     outputs = leaves.mapped(pin, outputs)
     # after a sum has been reduced, since a sum belongs to no rank's rows
-    return rowwise_calls.by_rows_again(outputs, (args, kwargs)) if step.distribution.mirrored_view else outputs
+    return consistent_calls.by_rows_again(outputs, (args, kwargs)) if step.distribution.mirrored_view else outputs
 
 
 def _call_outside(
@@ -137,7 +136,7 @@ def _call_outside(
     args, kwargs = data.map_call(convert, args, kwargs)
     inner = handed_out.inner_outputs(layer, args, kwargs)
     if inner is None:  # in autograd's sight from the inputs to each output
-        with rowwise_calls.plain_weights(layer):
+        with consistent_calls.plain_weights(layer):
             return original(layer, *args, **kwargs)
     args, kwargs = data.put_batch((args, kwargs), distribution)  # type: ignore[misc]
     with running(RunningStep(distribution, consistent=True)), handed_out.handing_out(inner):
@@ -271,7 +270,7 @@ def moments(
 
 
 def _total(sums: torch.Tensor, step: RunningStep) -> torch.Tensor:
-    return mirrored.all_sum(sums, step.inside) if step.inside is not None else pin(sums)  # type: ignore[return-value]
+    return mirrored_calls.all_sum(sums, step.inside) if step.inside is not None else pin(sums)  # type: ignore[return-value]
 
 
 def wants_replica_statistics(layer: object, *args: object, **kwargs: object) -> RunningStep | None:
@@ -299,7 +298,7 @@ def batch_normalization(
     output = original(layer, inputs, training=training, mask=mask)  # the own rows are the group
     with torch.no_grad():
         both = torch.stack([layer.moving_mean.value.detach(), layer.moving_variance.value.detach()])
-        mean, variance = mirrored.all_sum(both, rows) / rows.count
+        mean, variance = mirrored_calls.all_sum(both, rows) / rows.count
         layer.moving_mean.assign(mean)
         layer.moving_variance.assign(variance)
     return output

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.optimizer_slots import slots_of
 from keras_flow.backends.torch import doubling, fused_adam, local_tensors, profiling, slot_parts
-from keras_flow.backends.torch.gathering import whole
+from keras_flow.backends.torch.operators.gathering import whole
 from keras_flow.backends.torch.slot_parts import Scatter, SlotPart
 from keras_flow.backends.torch.step import current_step, implicit_replication
 from keras_flow.backends.torch.variables import from_logical, holding

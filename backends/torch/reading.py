@@ -11,7 +11,8 @@ from keras_flow.backends import leaves
 from keras_flow.backends.reading import row_order, sources
 from keras_flow.backends.reading.batch_watch import PartOfRows
 from keras_flow.backends.reading.process_rows import ProcessRows, ReadingEngine
-from keras_flow.backends.torch import data, layouts, mirrored, split_rows
+from keras_flow.backends.torch import data, layouts
+from keras_flow.backends.torch.rows import mirrored_calls, split_rows
 from keras_flow.backends.torch.step import OwnRows
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.keras_places import engine_core as core
@@ -32,7 +33,7 @@ def part_of_batches(*args: object, **kwargs: object) -> ProcessRows | None:
 def _rows(distribution: Distribution, rows: int) -> OwnRows | None:
     """Which of so many rows this rank computes; None where all ranks compute all, or it is not known here."""
     if distribution.mirrored_view:
-        return mirrored.rows_of(distribution.placement, rows)
+        return mirrored_calls.rows_of(distribution.placement, rows)
     # the ranks that have the other blocks are a line of the mesh only along one axis
     if len(distribution.batch_axes) != 1 or distribution.num_model_replicas == 1:
         return None

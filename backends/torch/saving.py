@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import always, hook
 from keras_flow.backends.rendezvous import agreement, meeting
-from keras_flow.backends.torch import gather_blocks, layouts, reading_dtensors, variables
+from keras_flow.backends.torch import gather_blocks, layouts, variables
+from keras_flow.backends.torch.operators import reading_dtensors
 from keras_flow.current import keras_places
 from keras_flow.current.keras_places import engine_core as core
 from keras_flow.current.variable_layout import stage_rank

@@ -27,7 +27,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.row_wise import row_interaction
-from keras_flow.backends.torch import data, gathered_weights, layouts, local_tensors, rowwise_calls, variables
+from keras_flow.backends.torch import data, gathered_weights, layouts, local_tensors, variables
+from keras_flow.backends.torch.rows import consistent_calls
 from keras_flow.backends.torch.step import RunningStep, computing, current_step
 from keras_flow.current.keras_places import in_stateless_scope
 from keras_flow.sbp import Split, partial_sum
@@ -161,7 +162,7 @@ def _local(
 ) -> Iterator[None]:
     """Compute rows of these inputs, with this rank's parts of the weights of layers."""
     mesh, held = inputs.device_mesh, []
-    rows = rowwise_calls.rows_of(mesh, split.rows, inputs.shape[0])
+    rows = consistent_calls.rows_of(mesh, split.rows, inputs.shape[0])
     of_weights = tuple(Partial() if part.is_shard() else None for part in split.rows)
     for layer, each in layers:
         for variable in _weights(layer):
@@ -292,7 +293,7 @@ def step_with_heads(
     if any("call" in vars(part) or part._remat_mode is not None for part in layer._flatten_layers()):
         return None
     inputs = [query, value, value if key is None else key]
-    if not all(isinstance(each, DTensor) for each in inputs) or rowwise_calls.layout_of(inputs, kwargs) is None:
+    if not all(isinstance(each, DTensor) for each in inputs) or consistent_calls.layout_of(inputs, kwargs) is None:
         return None
     mask = kwargs.get("attention_mask")
     has_heads = len(getattr(mask, "shape", ())) == 4
@@ -326,7 +327,7 @@ def attention(
     if isinstance(mask, DTensor) and mask.ndim == 4 and mask.shape[1] == layer.num_heads:
         of_heads = [Shard(1) if axis in last.sums else part for axis, part in enumerate(mask.placements)]
         kwargs["attention_mask"] = mask.redistribute(mask.device_mesh, of_heads)
-    local = functools.partial(rowwise_calls.to_local, grad_placements=first.input_gradient)
+    local = functools.partial(consistent_calls.to_local, grad_placements=first.input_gradient)
     inputs, kwargs = data.map_call(local, (query, value, key), kwargs)
     with _local(step, first, query, heads):
         output = original(layer, *inputs, **kwargs)

@@ -18,7 +18,7 @@ from keras_flow.layout import balanced
 
 if TYPE_CHECKING:
     from keras_flow.backends.torch.gathered_weights import Gathered
-    from keras_flow.backends.torch.log_readers import LogReaders
+    from keras_flow.backends.torch.rows.log_readers import LogReaders
     from keras_flow.current.distribution import Distribution
 
 

@@ -18,18 +18,14 @@ from keras_flow.backends.torch import (
     gathered_weights,
     gradient_buckets,
     layouts,
-    log_readers,
-    mirrored,
-    operations,
     optimizer,
-    partial_numbers,
     processes,
-    rowwise_calls,
-    split_rows,
     state_copies,
     variables,
     wrapped_modules,
 )
+from keras_flow.backends.torch.operators import operations
+from keras_flow.backends.torch.rows import consistent_calls, log_readers, mirrored_calls, partial_numbers, split_rows
 from keras_flow.backends.torch.step import RunningStep, running
 from keras_flow.current import models
 from keras_flow.current.distribution import active
@@ -38,7 +34,7 @@ from keras_flow.errors import FlowError, warn
 if TYPE_CHECKING:
     import keras
 
-    from keras_flow.backends.torch.log_readers import LogReaders
+    from keras_flow.backends.torch.rows.log_readers import LogReaders
     from keras_flow.current.distribution import Distribution
 
 #: model -> the distribution that its view was chosen for, and whether it is the consistent one
@@ -85,7 +81,7 @@ def rejoin(times: int) -> bool:
     """Form all process groups anew, under their old names, by which meshes and DTensors find them."""
     processes.join_again(times)
     partial_numbers.drop()
-    for keeps_groups in (mirrored.rows_of, rowwise_calls.rows_of):
+    for keeps_groups in (mirrored_calls.rows_of, consistent_calls.rows_of):
         keeps_groups.cache_clear()
     return layouts.make_groups_again()
 

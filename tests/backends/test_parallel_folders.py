@@ -21,11 +21,11 @@ FILES = {
         ("torch",),
         "XLA fuses Keras's formula; on TensorFlow its operations run one by one, as in stock Keras",
     ),
-    "operations": (
+    "operators/operations": (
         ("tensorflow", "torch"),
         "rules of DTensor, which both have; XLA's are gone around in `partitioning`",
     ),
-    "convolutions": (("jax", "tensorflow"), "torch's rules for convolutions are right, or are set in `operations`"),
+    "convolutions": (("jax", "tensorflow"), "torch's rules for convolutions are right, or are set in `operators`"),
     "gathered_weights": (("jax", "torch"), "TensorFlow's `layouts.gathered` says it where a variable becomes a tensor"),
     "profiled_programs": (("jax", "tensorflow"), "a compiled step: its collectives are described in its program"),
     # jax
@@ -36,61 +36,76 @@ FILES = {
     "fourier": (("jax",), "transforms that XLA has wrong on split dims"),
     "uniform_exchange": (("jax",), "exchanges as one SPMD program"),
     # tensorflow
-    "counting": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
-    "graph_operations": (("tensorflow",), "a step is a graph: its operations are seen as they are made"),
-    "images": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
-    "linear_algebra": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
-    "mirrored_step": (("tensorflow",), 'the step of a replica, `strategy="mirrored"`'),
-    "mirrored_strategy": (("tensorflow",), 'the engine\'s own strategy, `strategy="mirrored"`'),
+    "operators/counting": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
+    "operators/graph_operations": (("tensorflow",), "a step is a graph: its operations are seen as they are made"),
+    "operators/images": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
+    "operators/linear_algebra": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
+    "mirrored/step": (("tensorflow",), 'the step of a replica, `strategy="mirrored"`'),
+    "mirrored/strategy": (("tensorflow",), 'the engine\'s own strategy, `strategy="mirrored"`'),
     "profiled_ranks": (("tensorflow",), "events of its profiler do not say whose they are"),
     "recovery": (("tensorflow",), "DTensor keeps errors of ranks for the next operation"),
-    "replica_math": (("tensorflow",), 'the mathematics of `strategy="mirrored"`'),
-    "replicated_operations": (("tensorflow",), "flags by which DTensor runs an operation whole"),
+    "mirrored/replica_math": (("tensorflow",), 'the mathematics of `strategy="mirrored"`'),
+    "operators/replicated_operations": (("tensorflow",), "flags by which DTensor runs an operation whole"),
     "servers": (("tensorflow",), "its runtime has servers and a coordinator of workers; the others have none"),
-    "slices": (("tensorflow",), "slices that DTensor has wrong"),
-    "substitutes": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
+    "operators/slices": (("tensorflow",), "slices that DTensor has wrong"),
+    "operators/substitutes": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
     "mesh_values": (("tensorflow",), "DTensors are packed of components; elsewhere the engine cuts a value"),
     "mesh_variables": (("tensorflow",), "DTensor's variables are read by one rank outside of steps"),
     "tables": (("tensorflow",), "parts of a variable on servers, which its runtime alone has"),
     "traced_step": (("tensorflow",), "which layer made which operation of a graph"),
     "unpartitioned": (("tensorflow",), "what DTensor says of a step that it cannot partition"),
     "whole_step": (("tensorflow",), "the last resort for such a step"),
-    "windows": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
+    "operators/windows": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
     # torch
     "state_copies": (("torch",), "a rank is a process of its own, and may assign another value to a copy of state"),
     "ddp_of_keras": (("torch",), "what Keras 3.16 does by itself where processes have a group"),
     "device_draws": (("torch",), "others' draws are part of their programs; torch's are made on the host, or here"),
     "handed_out": (("torch",), "others' direct calls hand out what was computed on whole values"),
-    "attention": (("torch",), "a handler in the place of rules, which DTensor has not"),
-    "embedding": (("torch",), "a handler in the place of DTensor's"),
+    "operators/attention": (("torch",), "a handler in the place of rules, which DTensor has not"),
+    "operators/embedding": (("torch",), "a handler in the place of DTensor's"),
     "stage_messages": (("torch",), "`torch.distributed`, and pieces of DTensors; the others have `backends/mail`"),
     "gather_blocks": (("torch",), "a rank is a process of its own: what rank 0 writes must come to it"),
-    "gathering": (("torch",), "handlers gather below autograd"),
-    "in_place": (("torch",), "tensors that are written into, which the others do not have"),
-    "losses": (("torch",), "outputs are tensors of a rank; on the others the compiler reduces what a loss adds up"),
+    "operators/gathering": (("torch",), "handlers gather below autograd"),
+    "operators/in_place": (("torch",), "tensors that are written into, which the others do not have"),
+    "rows/losses": (
+        ("torch",),
+        "outputs are tensors of a rank; on the others the compiler reduces what a loss adds up",
+    ),
     "local_tensors": (("torch",), "from plain tensors to DTensors and back, in a third of DTensor's time"),
-    "log_readers": (("torch",), "one process drives all ranks on the others, and may read when it likes"),
-    "metrics": (("torch",), "outputs are tensors of a rank; on the others the compiler reduces what a metric adds up"),
-    "mirrored": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
-    "partial_numbers": (("torch",), "a sum over ranks that waits; on the others the compiler puts it where it is used"),
-    "relayout": (("torch",), "changes of layout inside DTensor are plans"),
+    "rows/log_readers": (("torch",), "one process drives all ranks on the others, and may read when it likes"),
+    "rows/metrics": (
+        ("torch",),
+        "outputs are tensors of a rank; on the others the compiler reduces what a metric adds up",
+    ),
+    "rows/mirrored_calls": (
+        ("torch",),
+        "rows of a layer's call on plain tensors: DTensor costs time for each operator",
+    ),
+    "rows/partial_numbers": (
+        ("torch",),
+        "a sum over ranks that waits; on the others the compiler puts it where it is used",
+    ),
+    "operators/relayout": (("torch",), "changes of layout inside DTensor are plans"),
     "gradient_buckets": (("torch",), "gradients are summed while the pass goes on; XLA and TensorFlow sum in the step"),
     "doubling": (("torch",), "gloo's all-reduce of few bytes is mostly messages; XLA and TensorFlow have other ways"),
-    "resizing": (("torch",), "handlers for operators that DTensor has no rule for"),
-    "rowwise_calls": (("torch",), "rows of a layer's call on plain tensors: DTensor costs time for each operator"),
+    "operators/resizing": (("torch",), "handlers for operators that DTensor has no rule for"),
+    "rows/consistent_calls": (
+        ("torch",),
+        "rows of a layer's call on plain tensors: DTensor costs time for each operator",
+    ),
     "split_layers": (("torch",), "split layers on plain tensors: DTensor costs time for each operator"),
     "slot_parts": (("torch",), "the others compile a step: told about its layouts, they send and gather parts"),
     "split_backward": (("jax", "torch"), "a graph's gradient is one function on TensorFlow, which computes all of it"),
-    "split_rows": (("torch",), "outputs of which a rank holds its rows, on plain tensors"),
+    "rows/split_rows": (("torch",), "outputs of which a rank holds its rows, on plain tensors"),
     "saving": (("torch",), "a rank is a process of its own: one of them writes"),
     "short_calls": (("torch",), "layers are called in each step; on the others once, as it is traced"),
     "shapes": (("torch",), "Keras infers shapes by running a layer, also on split weights"),
     "simulated": (("torch",), "ranks that one process plays; on the others it has virtual devices"),
     "step": (("torch",), "operators run eagerly: hooks ask which step is running"),
     "wrapped_modules": (("torch",), "others have no modules of their own that Keras wraps with shared weights"),
-    "believed_rules": (("torch",), "the rules of DTensor that are right"),
-    "reading_dtensors": (("torch",), "values that an eager program reads"),
-    "whole": (("torch",), "operators whose rules are not right"),
+    "operators/believed_rules": (("torch",), "the rules of DTensor that are right"),
+    "operators/reading_dtensors": (("torch",), "values that an eager program reads"),
+    "operators/gathered_whole": (("torch",), "operators whose rules are not right"),
 }
 
 #: file -> names that not all engines have which have the file -> why
@@ -153,7 +168,7 @@ NAMES = {
         "TorchPlacements group make_groups_again has_peers this_rank is_member distributed to_sbp "
         "to_placements local_slices divides": "ranks are processes that meet in groups; DTensor's placements are lists",
     },
-    "operations": {
+    "operators/operations": {
         "in_traced_step on_operation without_rule captured_tensor capture concat split sparse_softmax_cross_entropy "
         "tile top_k recurrent unrolled half_precision contract by_rows whole_dims known_value endless_text "
         "parse_message": ("TensorFlow's functions are wrapped one by one"),
@@ -233,8 +248,15 @@ NAMES = {
 
 
 def folders() -> dict[str, dict[str, Path]]:
-    """engine -> file -> path."""
-    return {name: {path.stem: path for path in (ROOT / name).glob("*.py")} for name in engines.that_train()}
+    """engine -> file, `hooks` or `operators/operations` -> path."""
+    return {
+        name: {
+            path.relative_to(ROOT / name).with_suffix("").as_posix(): path
+            for path in (ROOT / name).rglob("*.py")
+            if path.name != "__init__.py" or path.parent == ROOT / name
+        }
+        for name in engines.that_train()
+    }
 
 
 def public_names(path: Path) -> set[str]:

@@ -47,7 +47,7 @@ def test_every_private_name_that_is_used_is_listed_and_the_others_are_not(engine
     listed = {f"{each.module}.{each.name}" for each in table}
     used = {
         name
-        for path in sorted((ROOT / "backends" / engine).glob("*.py"))
+        for path in sorted((ROOT / "backends" / engine).rglob("*.py"))
         for name in names(path, TOPS[engine])
         if is_private(name)
     }

@@ -38,7 +38,8 @@ def averages_scales(patch: pytest.MonkeyPatch) -> None:
 
 def counts_on_one_rank(patch: pytest.MonkeyPatch) -> None:
     """Add what the rows of rank 0 add to a metric, and nothing of the others."""
-    from keras_flow.backends.torch import layouts, partial_numbers
+    from keras_flow.backends.torch import layouts
+    from keras_flow.backends.torch.rows import partial_numbers
 
     original = partial_numbers.add_later
     share = 1.0 if layouts.this_rank() == 0 else 0.0

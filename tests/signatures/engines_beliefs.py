@@ -26,7 +26,7 @@ def of_torch(call: Callable[..., Any], arrays: list[np.ndarray]) -> set[str]:
     """The operators of a call whose DTensor rules are not believed."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from keras_flow.backends.torch import believed_rules
+    from keras_flow.backends.torch.operators import believed_rules
 
     found: set[str] = set()
 
@@ -47,7 +47,7 @@ def of_tensorflow(call: Callable[..., Any], arrays: list[np.ndarray]) -> set[str
     """The types of operations of a call that DTensor has no rule for."""
     import tensorflow as tf
 
-    from keras_flow.backends.tensorflow.replicated_operations import WITH_RULE
+    from keras_flow.backends.tensorflow.operators.replicated_operations import WITH_RULE
 
     graph = tf.function(call).get_concrete_function(*map(tf.constant, arrays)).graph
     return {operation.type for operation in graph.get_operations()} - WITH_RULE

@@ -171,8 +171,8 @@ def _on_any_process(over: dict[str, dict[str, float]]) -> dict[str, dict[str, fl
 
 def _forget_what_was_said() -> None:
     """Notes that torch's backend says once in a process are said for each group."""
-    if "keras_flow.backends.torch.whole" in sys.modules:
-        sys.modules["keras_flow.backends.torch.whole"]._said.clear()
+    if "keras_flow.backends.torch.operators.gathered_whole" in sys.modules:
+        sys.modules["keras_flow.backends.torch.operators.gathered_whole"]._said.clear()
 
 
 def _text(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from tests.one_device import one_device
 def faults_in_the_sums_are_seen() -> None:
     """One rank's rows are another's; sums are taken twice; a loss counts once for each rank."""
     import keras_flow as kf
-    from keras_flow.backends.torch import losses, metrics, mirrored, split_rows
+    from keras_flow.backends.torch.rows import losses, metrics, mirrored_calls, split_rows
     from keras_flow.backends.torch.step import OwnRows
 
     def make() -> Any:
@@ -29,10 +29,10 @@ def faults_in_the_sums_are_seen() -> None:
     def twice(value: Any, groups: Any) -> Any:
         return summed(summed(value, groups), groups)
 
-    rows_of, summed = mirrored.rows_of, split_rows.summed
+    rows_of, summed = mirrored_calls.rows_of, split_rows.summed
     wanted = numbers(make, ROWS)
     for target, name, fault in (
-        (mirrored, "rows_of", one_row_too_many),
+        (mirrored_calls, "rows_of", one_row_too_many),
         (metrics.split_rows, "summed", twice),
         (losses.partial_numbers, "partial_number", lambda own, rows: own * rows.count),
     ):

@@ -18,7 +18,7 @@ def layers_around_one_that_mixes_rows_compute_own_rows() -> None:
     import keras
 
     import keras_flow as kf
-    from keras_flow.backends.torch import rowwise_calls
+    from keras_flow.backends.torch.rows import consistent_calls
     from tests.explainer.counting.torch import watching
 
     class Centred(keras.layers.Layer):
@@ -52,7 +52,7 @@ def layers_around_one_that_mixes_rows_compute_own_rows() -> None:
 
     for make in (Written, functional):
         wanted, _ = trained(make)
-        original, by_rows = rowwise_calls.call, []
+        original, by_rows = consistent_calls.call, []
 
         def noted(call: Any, step: Any, layer: Any, *args: Any, by_rows: Any = by_rows, run: Any = original) -> Any:
             by_rows.append(layer.name)
@@ -60,7 +60,7 @@ def layers_around_one_that_mixes_rows_compute_own_rows() -> None:
 
         with kf.DataParallel().scope(), warnings.catch_warnings():
             warnings.simplefilter("ignore", kf.FlowWarning)
-            with mock.patch.object(rowwise_calls, "call", noted):
+            with mock.patch.object(consistent_calls, "call", noted):
                 found, model = trained(make)
                 assert not off(wanted, found), (make, off(wanted, found))
             with watching() as counted:

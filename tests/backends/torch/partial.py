@@ -17,9 +17,9 @@ from tests.backends.torch.registry import check, error_of, on_all_ranks, rank
 def own_rows() -> Any:
     """Rows of a batch of 8, for a number made by hand."""
     import keras_flow as kf
-    from keras_flow.backends.torch import mirrored
+    from keras_flow.backends.torch.rows import mirrored_calls
 
-    return mirrored.rows_of(kf.DataParallel().placement, 8)
+    return mirrored_calls.rows_of(kf.DataParallel().placement, 8)
 
 
 def part() -> float:
@@ -63,7 +63,7 @@ def partial_numbers_are_their_sum(share: int) -> None:
     """A fifth of all pairs of operators, in parts where that is the same and summed elsewhere: value and gradient."""
     import torch
 
-    from keras_flow.backends.torch.partial_numbers import PartialNumber, partial_number
+    from keras_flow.backends.torch.rows.partial_numbers import PartialNumber, partial_number
 
     two = torch.tensor(2.0)
     operators: dict[str, Callable[[Any], Any]] = {
@@ -133,7 +133,7 @@ def partial_numbers_are_read_as_their_sum() -> None:
     import keras
     import torch
 
-    from keras_flow.backends.torch.partial_numbers import partial_number
+    from keras_flow.backends.torch.rows.partial_numbers import partial_number
 
     ranks = len(on_all_ranks(None))
     total = sum(on_parts(ranks))
@@ -159,7 +159,7 @@ def partial_numbers_are_read_as_their_sum() -> None:
 def a_linear_loss_is_not_summed_in_the_step() -> None:
     import torch
 
-    from keras_flow.backends.torch.partial_numbers import partial_number
+    from keras_flow.backends.torch.rows.partial_numbers import partial_number
 
     with counted() as calls:
         own = torch.tensor(part(), requires_grad=True)
@@ -299,7 +299,7 @@ def a_metric_summed_twice_is_seen() -> None:
     import keras
 
     import keras_flow as kf
-    from keras_flow.backends.torch.partial_numbers import Addition
+    from keras_flow.backends.torch.rows.partial_numbers import Addition
 
     random = np.random.default_rng(0)
     x, y = random.standard_normal((16, 6)).astype("float32"), random.standard_normal((16, 1)).astype("float32")

@@ -23,7 +23,7 @@ def watching() -> Iterator[list[dict[str, object]]]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from keras_flow.backends.torch import doubling
-    from keras_flow.backends.torch.split_rows import SplitRows
+    from keras_flow.backends.torch.rows.split_rows import SplitRows
     from tests.explainer.counting.collective import Counted
 
     found: list[dict[str, object]] = []

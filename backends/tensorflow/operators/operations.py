@@ -19,9 +19,9 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.framework import smart_cond
 
 from keras_flow.backends.hooking import hook
-from keras_flow.backends.tensorflow import mirrored_strategy
 from keras_flow.backends.tensorflow.data import batch_axis
 from keras_flow.backends.tensorflow.layouts import in_step, relayout, view_of
+from keras_flow.backends.tensorflow.mirrored import strategy
 from keras_flow.backends.tensorflow.traced_step import rows_are_split
 from keras_flow.current.distribution import Distribution, active, expected
 
@@ -38,7 +38,7 @@ def in_traced_step(*args: object, **kwargs: object) -> Distribution | None:
     if tf.executing_eagerly() or not in_step():
         return None
     distribution = active()
-    return distribution if distribution is not None and mirrored_strategy.works_by_dtensor(distribution) else None
+    return distribution if distribution is not None and strategy.works_by_dtensor(distribution) else None
 
 
 #: a hook on an operation, in a step that is traced for a mesh

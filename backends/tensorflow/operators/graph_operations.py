@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_flow.backends.tensorflow import traced_step
 from keras_flow.backends.tensorflow.layouts import relayout, replicated, view_of
-from keras_flow.backends.tensorflow.operations import on_operation
+from keras_flow.backends.tensorflow.operators.operations import on_operation
 from keras_flow.backends.tensorflow.traced_step import WholeOperations
 from keras_flow.current.distribution import expected
 

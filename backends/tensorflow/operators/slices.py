@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import array_ops
 
-from keras_flow.backends.tensorflow.operations import known_value, on_operation, whole_dims
+from keras_flow.backends.tensorflow.operators.operations import known_value, on_operation, whole_dims
 from keras_flow.errors import FlowError
 
 

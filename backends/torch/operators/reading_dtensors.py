@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends.hooking import always, hook
 from keras_flow.backends.rendezvous import meeting
 from keras_flow.backends.torch.devices import world
-from keras_flow.backends.torch.gathering import whole
+from keras_flow.backends.torch.operators.gathering import whole
 from keras_flow.backends.torch.step import current_step
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow.operations import known_value, on_operation, whole_dims, without_rule
+from keras_flow.backends.tensorflow.operators.operations import known_value, on_operation, whole_dims, without_rule
 
 
 @without_rule("tensorflow", "argmin", also=("tensorflow.math:argmin",))

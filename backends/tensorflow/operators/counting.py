@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow.operations import known_value, whole_dims, without_rule
+from keras_flow.backends.tensorflow.operators.operations import known_value, whole_dims, without_rule
 
 #: comparisons with more values than these cost more than the rows that each rank would gather
 _MOST_COMPARED = 256

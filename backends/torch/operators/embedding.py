@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from keras_flow.backends.torch import layouts, local_tensors
-from keras_flow.backends.torch.gathering import as_dtensor
+from keras_flow.backends.torch.operators.gathering import as_dtensor
 
 
 def look_up(operator: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:

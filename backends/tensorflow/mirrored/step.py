@@ -14,9 +14,9 @@ from keras_flow.backends.hooking import hook
 from keras_flow.backends.row_wise import own_code, row_interaction, row_operations
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import host_device
-from keras_flow.backends.tensorflow.mirrored_strategy import is_mirrored, shards, strategy_of
+from keras_flow.backends.tensorflow.mirrored.replica_math import ReplicaRows, rows_here
+from keras_flow.backends.tensorflow.mirrored.strategy import is_mirrored, shards, strategy_of
 from keras_flow.backends.tensorflow.processes import joined
-from keras_flow.backends.tensorflow.replica_math import ReplicaRows, rows_here
 from keras_flow.backends.tensorflow.traced_step import compiled
 from keras_flow.backends.tensorflow.trainer import LoopSource, build, build_for_prediction, in_turn
 from keras_flow.current.distribution import Distribution, as_under

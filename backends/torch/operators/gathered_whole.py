@@ -20,8 +20,14 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OutputSharding
 from torch.utils import _pytree as pytree
 
-from keras_flow.backends.torch.believed_rules import compares, is_taken_apart, is_trusted, may_divide_by_zero, rounds
-from keras_flow.backends.torch.gathering import replicated, whole
+from keras_flow.backends.torch.operators.believed_rules import (
+    compares,
+    is_taken_apart,
+    is_trusted,
+    may_divide_by_zero,
+    rounds,
+)
+from keras_flow.backends.torch.operators.gathering import replicated, whole
 from keras_flow.backends.torch.step import current_step
 from keras_flow.errors import ComputedWhole, FlowError, warn
 

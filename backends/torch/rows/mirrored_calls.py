@@ -24,7 +24,8 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends import leaves
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.row_wise import row_interaction
-from keras_flow.backends.torch import data, gradient_buckets, layouts, split_rows
+from keras_flow.backends.torch import data, gradient_buckets, layouts
+from keras_flow.backends.torch.rows import split_rows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement

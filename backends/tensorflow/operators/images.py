@@ -16,8 +16,8 @@ from tensorflow.python.framework import smart_cond
 from tensorflow.python.ops import image_grad, image_ops
 
 from keras_flow.backends.tensorflow.convolutions import by_rows_only
-from keras_flow.backends.tensorflow.operations import by_rows, without_rule
-from keras_flow.backends.tensorflow.windows import Window
+from keras_flow.backends.tensorflow.operators.operations import by_rows, without_rule
+from keras_flow.backends.tensorflow.operators.windows import Window
 
 
 @without_rule("tensorflow.image", "hsv_to_rgb")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import tensorflow as tf
 
-from keras_flow.backends.tensorflow.operations import known_value, whole_dims, without_rule
+from keras_flow.backends.tensorflow.operators.operations import known_value, whole_dims, without_rule
 
 #: larger systems are left to TensorFlow: a step would have several operations for each of their columns
 _MOST_COLUMNS = 8

@@ -19,8 +19,8 @@ import torch.distributed as torch_distributed
 from torch.utils._pytree import tree_map  # private: the trees that `__torch_dispatch__` is given are of this kind
 
 from keras_flow.backends.hooking import hook
-from keras_flow.backends.torch import split_rows
-from keras_flow.backends.torch.split_rows import DeferredTensor
+from keras_flow.backends.torch.rows import split_rows
+from keras_flow.backends.torch.rows.split_rows import DeferredTensor
 from keras_flow.backends.torch.step import OwnRows
 from keras_flow.current.keras_places import in_stateless_scope
 

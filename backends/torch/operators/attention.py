@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from keras_flow.backends.hooking import Hook, declared, hook
 from keras_flow.backends.torch import layouts, local_tensors
-from keras_flow.backends.torch.gathering import as_dtensor
+from keras_flow.backends.torch.operators.gathering import as_dtensor
 from keras_flow.current import keras_places
 from keras_flow.current.distribution import active
 

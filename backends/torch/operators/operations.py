@@ -18,7 +18,14 @@ from torch.distributed.tensor._op_schema import OpSchema, StrategyType
 from torch.distributed.tensor.experimental import register_sharding
 
 from keras_flow.backends import fingerprints
-from keras_flow.backends.torch import attention, embedding, in_place, reading_dtensors, resizing, whole
+from keras_flow.backends.torch.operators import (
+    attention,
+    embedding,
+    gathered_whole,
+    in_place,
+    reading_dtensors,
+    resizing,
+)
 from keras_flow.errors import FlowError
 
 aten = torch.ops.aten
@@ -58,7 +65,7 @@ def _register_all() -> None:
     handlers[aten._local_scalar_dense.default] = reading_dtensors.local_scalar
     handlers[aten.equal.default] = reading_dtensors.equal
     handlers[aten.embedding.default] = embedding.look_up
-    handlers[aten.as_strided.default] = whole.run
+    handlers[aten.as_strided.default] = gathered_whole.run
     _register_views()
     _register_solvers()
     _register_along_a_dim()
@@ -228,7 +235,7 @@ def _with_dim_from_the_front(strategy: Callable[[OpSchema], StrategyType], schem
 
 def _unbind(operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     whole, *rest = args
-    dim = (rest[0] if rest else kwargs.get("dim", 0)) % whole.ndim
+    dim = (rest[0] if rest else kwargs.get("dim", 0)) % gathered_whole.ndim
     x, placements = _undivided(whole, dim)
     shape = [*x.shape[:dim], *x.shape[dim + 1 :]]
     return [_wrap(x, piece, _without(placements, dim), shape) for piece in operator(x._local_tensor, dim)]  # type: ignore[attr-defined]
@@ -240,7 +247,7 @@ def _arg_extremum(operator: Callable[..., torch.Tensor], args: tuple[Any, ...], 
     dim = rest[0] if rest else kwargs.get("dim")
     keep = rest[1] if len(rest) > 1 else kwargs.get("keepdim", False)
     if dim is not None:
-        dim %= whole.ndim
+        dim %= gathered_whole.ndim
     x, placements = _undivided(whole, dim)
     shape = list(x.shape)
     if dim is None:
@@ -336,4 +343,4 @@ def _says_shapes(argument: torch._C.Argument) -> bool:
 def _register_net() -> None:
     dispatcher = DTensor._op_dispatcher
     original = dispatcher._propagate_op_sharding_dispatch_slow_path
-    dispatcher._propagate_op_sharding_dispatch_slow_path = functools.partial(whole.propagate, original)  # type: ignore[method-assign]
+    dispatcher._propagate_op_sharding_dispatch_slow_path = functools.partial(gathered_whole.propagate, original)  # type: ignore[method-assign]

@@ -16,8 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from keras_flow.backends import leaves
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.row_wise import row_operations, row_sums
-from keras_flow.backends.torch import data, layouts, local_tensors, partial_numbers, rowwise_calls, split_rows
-from keras_flow.backends.torch.split_rows import SplitRows
+from keras_flow.backends.torch import data, layouts, local_tensors
+from keras_flow.backends.torch.rows import consistent_calls, partial_numbers, split_rows
+from keras_flow.backends.torch.rows.split_rows import SplitRows
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.current.keras_places import engine_core as core
 from keras_flow.current.keras_places import engine_numpy as numpy
@@ -106,7 +107,7 @@ def of_whole_tensors(loss: object, y_true: object, y_pred: object, sample_weight
     step = current_step()
     if step is None or not step.consistent or step.inside is not None:
         return None
-    layout = rowwise_calls.layout_of((y_true, y_pred, sample_weight), {})
+    layout = consistent_calls.layout_of((y_true, y_pred, sample_weight), {})
     if layout is None or row_sums.of_loss(loss, least_rank(y_pred)) is not None:
         return None
     mesh, placements, _ = layout
@@ -120,7 +121,7 @@ def call_on_plain(
     mesh: DeviceMesh, original: Callable[..., torch.Tensor], loss: object, *tensors: object, **named: object
 ) -> torch.Tensor:
     """Hook on `Loss.__call__`: on plain tensors, since DTensor would do the same on each rank, more slowly."""
-    tensors, named = data.map_call(rowwise_calls.to_local, tensors, named)
+    tensors, named = data.map_call(consistent_calls.to_local, tensors, named)
     value = original(loss, *tensors, **named)
     return local_tensors.from_local(value, value.shape, mesh, layouts.replicated(mesh))
 

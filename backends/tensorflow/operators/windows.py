@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_flow.backends.tensorflow.convolutions import by_rows_only, convolve, on_windows, whole_kernel
-from keras_flow.backends.tensorflow.operations import by_rows, without_rule
+from keras_flow.backends.tensorflow.operators.operations import by_rows, without_rule
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import engine_nn as nn
 from keras_flow.current.keras_places import standardize_data_format

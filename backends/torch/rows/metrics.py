@@ -23,9 +23,10 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends import leaves
 from keras_flow.backends.hooking import Hook, declared, hook
 from keras_flow.backends.row_wise import row_sums
-from keras_flow.backends.torch import layers, losses, partial_numbers, rowwise_calls, split_rows, step
-from keras_flow.backends.torch.partial_numbers import PartialNumber
-from keras_flow.backends.torch.split_rows import DeferredTensor
+from keras_flow.backends.torch import layers, step
+from keras_flow.backends.torch.rows import consistent_calls, losses, partial_numbers, split_rows
+from keras_flow.backends.torch.rows.partial_numbers import PartialNumber
+from keras_flow.backends.torch.rows.split_rows import DeferredTensor
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
 from keras_flow.current.keras_places import get_keras_mask, in_stateless_scope
 
@@ -172,11 +173,11 @@ def _by_rows(
     parts = (y_true, y_pred, sample_weight)
     if step.consistent:
         # in the consistent view all parts must be split along the rows by the same axes, and along nothing else
-        layout = rowwise_calls.layout_of(parts, {})
+        layout = consistent_calls.layout_of(parts, {})
         if layout is None:
             return None
-        y_true, y_pred, sample_weight = (leaves.mapped(rowwise_calls.to_local, part) for part in parts)
-        return rowwise_calls.rows_of(*layout), (y_true, y_pred, sample_weight)
+        y_true, y_pred, sample_weight = (leaves.mapped(consistent_calls.to_local, part) for part in parts)
+        return consistent_calls.rows_of(*layout), (y_true, y_pred, sample_weight)
     rows = losses.own_rows(y_true, sample_weight, of=y_pred)
     if rows is None:
         return None

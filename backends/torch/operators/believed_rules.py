@@ -1,6 +1,6 @@
 """Operators whose DTensor rules are believed: each was compared with one device, in every layout, with its gradient.
 
-What is not here is computed on gathered tensors (`whole`). Operators that act element by element are known by torch's
+What is not here is computed on gathered tensors (`gathered_whole`). Operators that act element by element are known by torch's
 own tag, and need not be named.
 """
 

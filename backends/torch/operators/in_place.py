@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from keras_flow.backends.torch import layouts
-from keras_flow.backends.torch.gathering import whole
+from keras_flow.backends.torch.operators.gathering import whole
 
 aten = torch.ops.aten
 
