@@ -10,6 +10,12 @@ import numpy as np
 #: steps for which the tolerances are stated; longer runs may drift in proportion, as rounding does
 STEPS = 20
 LOSS_RELATIVE, LOSS_ABSOLUTE, WEIGHTS = 1e-5, 1e-7, 1e-4
+#: of how far one device moved a weight: an update that is wrong by more shows, however small the learning rate is
+MOVED = 1e-3
+#: what rounding makes of a weight however little it moves: last bits of its largest value, and of a zero
+LAST_BITS, ROUNDED_ZERO = 16, 1e-7
+#: share of a weight's movement that must be seen; otherwise a comparison says that it cannot judge the updates
+JUDGED = 0.1
 #: times what one device's weights deviate by, if the first ones change in their last bit: that is rounding
 ROUNDING = 10
 #: of the loss of the same weights, evaluated by another engine
@@ -26,12 +32,16 @@ class Deviation:
         value: the deviation itself.
         of_tolerance: the largest share of the tolerance; over 1 is a failure.
         worst: which of the weights has that share.
+        moved: how far one device moved its weights, at most.
+        resolution: the least share of its movement by which a weight may deviate; infinite where none has moved.
         rounded: the weights that are over the tolerance and within what rounding does to them.
     """
 
     value: float
     of_tolerance: float
     worst: int = 0
+    moved: float = 0.0
+    resolution: float = float("inf")
     rounded: tuple[int, ...] = ()
 
 
@@ -50,7 +60,8 @@ def in_words(steps: int) -> str:
     longer = f" Weights and engines: times {drift(steps):g}, for {steps} steps." if steps > STEPS else ""
     return (
         f"Δ loss: {LOSS_RELATIVE:g} of the loss plus {LOSS_ABSOLUTE:g} (from step {STEPS} on in proportion to the "
-        f"step). Δ weights: {WEIGHTS:g} of a variable's largest value, or of 1 if that is larger. Δ engine: "
+        f"step). Δ weights: {MOVED:g} of how far one device moved the variable; at least {LAST_BITS} last bits of its "
+        f"largest value, and {ROUNDED_ZERO:g}; at most {WEIGHTS:g} of that value, or of 1 if it is smaller. Δ engine: "
         f"{BETWEEN_BACKENDS:g} of the largest loss, or of 1 if that is larger.{longer}"
     )
 
@@ -74,36 +85,55 @@ def loss_limits(expected: Sequence[float] | np.ndarray) -> np.ndarray:
 def of_weights(
     actual: Sequence[np.ndarray],
     expected: Sequence[np.ndarray],
+    initial: Sequence[np.ndarray],
     steps: int,
     perturbed: Sequence[np.ndarray] | None = None,
 ) -> Deviation:
-    """Final weights: `max|a - b| <= 1e-4 max(1, max|b|)` for each variable, for 20 steps.
+    """Final weights, each against what its training on one device has changed.
 
-    Weights that are not finite, or of another shape, are infinitely far.
+    A variable may deviate by 0.001 of its largest movement. It may always deviate by 16 last bits of its largest value
+    and by 1e-7, and never by more than `1e-4 max(1, max|b|)`; all this for 20 steps. Weights that are not finite, or of
+    another shape, are infinitely far.
+
+    Example: weights of 0.5 that a warm-up moves by 2e-5 may be 1e-6 apart (16 last bits), 5 % of the movement: twice
+    the gradient is an error, and the `resolution` of 0.05 says that one of 1.04 times would be none.
 
     Args:
         actual: of the run.
         expected: of one device.
+        initial: of both.
         steps: of both.
         perturbed: of one device, from first weights that were changed in their last bit: a weight may be as far as ten
             times these. A bias before BatchNormalization has a gradient of 0 but for rounding, which Adam divides by
             its own size; no tolerance says anything of it.
     """
     value, worst, share_of_worst, rounded = 0.0, 0, 0.0, []
-    for index, (a, b) in enumerate(zip(actual, expected, strict=True)):
+    most, resolution = 0.0, float("inf")
+    for index, (a, b, first) in enumerate(zip(actual, expected, initial, strict=True)):
         if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
             return Deviation(float("inf"), float("inf"), index)
         if not b.size:
             continue
-        gap = _gap(a, b)
-        allowed = WEIGHTS * max(1.0, float(np.abs(b).max())) * drift(steps)
+        gap, moved = _gap(a, b), _gap(b, first)
+        allowed = _allowed(b, moved) * drift(steps)
+        if moved:
+            most, resolution = max(most, moved), min(resolution, allowed / moved)
         if perturbed is not None and gap > allowed and gap <= ROUNDING * _gap(perturbed[index], b):
             rounded.append(index)
             continue
         value = max(value, gap)
         if gap / allowed > share_of_worst:
             share_of_worst, worst = gap / allowed, index
-    return Deviation(value, share_of_worst, worst, tuple(rounded))
+    return Deviation(value, share_of_worst, worst, most, resolution, tuple(rounded))
+
+
+def _allowed(expected: np.ndarray, moved: float) -> float:
+    """How far a variable may be off that one device moved so far in `STEPS` steps."""
+    largest = float(np.abs(expected).max())
+    most = WEIGHTS * max(1.0, largest)
+    if expected.dtype.kind != "f":  # a count, or a number type of few bits, of which NumPy knows no last one
+        return most
+    return min(most, max(MOVED * moved, LAST_BITS * float(np.finfo(expected.dtype).eps) * largest, ROUNDED_ZERO))
 
 
 def _gap(a: np.ndarray, b: np.ndarray) -> float:

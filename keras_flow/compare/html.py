@@ -144,8 +144,11 @@ def _weights(result: Comparison) -> str:
                 f"<td>{escape(run.backend)}</td><td>{escape(run.layout)}</td><td>{weight}</td><td{over}>{share}</td>"
             )
             rows.append(f"<tr>{cells}</tr>")
+    moved = {run.backend: run.weights_moved for run in result.runs if run.layout != "1"}
+    amounts = ", ".join(f"{amount:.2g} on {escape(backend)}" for backend, amount in moved.items())
     return (
-        "<p>Final weights: the one of each run that is nearest to its tolerance.</p>"
+        "<p>Final weights: the one of each run that is nearest to its tolerance. One device moved its weights by at most "
+        f"{amounts}.</p>"
         '<table class="text"><tr><th>backend</th><th>layout</th><th>weight</th><th>of its tolerance</th></tr>'
         + "".join(rows)
         + "</table>"

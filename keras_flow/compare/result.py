@@ -29,6 +29,8 @@ class RunResult:
         weights_deviation: largest deviation of a final weight.
         weights_share: the same, as a share of the tolerance.
         weights_worst: path of the weight with this share.
+        weights_moved: how far one device moved its weights, at most.
+        weights_resolution: the least share of its movement by which a weight may deviate; None where none has moved.
         weights_rounded: paths of weights that are over the tolerance as far as rounding takes them on one device.
         between_backends: largest deviation of a step's loss from the first backend's run of the same layout.
         between_share: the same, as a share of the limit; None where it is not judged.
@@ -57,6 +59,8 @@ class RunResult:
     received_per_step: int | None = None
     peak_per_rank: int | None = None
     weights_worst: str = ""
+    weights_moved: float = 0.0
+    weights_resolution: float | None = None
     weights_rounded: list[str] = field(default_factory=list)
 
     @property

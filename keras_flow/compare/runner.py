@@ -75,7 +75,7 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
                 if over := [layout for layout, each in found.items() if not each.of_tolerance <= 1]:
                     again = _perturbed(job)
                     _run(again, "train", progress, check)
-                    moved = _weights(Path(again.folder), job.backend, "1")
+                    moved = _weights(Path(again.folder) / f"final-{job.backend}-1.npz")
                     found |= {layout: _weights_of(folder, job.backend, layout, moved) for layout in over}
                 weights |= {(job.backend, layout): each for layout, each in found.items()}
         # the processes only write files, so that a reader of them needs no engine
@@ -317,6 +317,8 @@ def _run_result(
         weights_deviation=weights.value,
         weights_share=weights.of_tolerance,
         weights_worst=single["paths"][weights.worst],
+        weights_moved=weights.moved,
+        weights_resolution=weights.resolution if math.isfinite(weights.resolution) else None,
         weights_rounded=[single["paths"][index] for index in weights.rounded],
         between_backends=between,
         between_share=between / deviations.between_limit(run["losses"])
@@ -402,11 +404,12 @@ def _weights_of(
     folder: Path, backend: str, layout: str, perturbed: Sequence[np.ndarray] | None = None
 ) -> deviations.Deviation:
     """How far the final weights of a run are from those of one device."""
-    own, single = (_weights(folder, backend, name) for name in (layout, "1"))
+    own, single = (_weights(folder / f"final-{backend}-{name}.npz") for name in (layout, "1"))
+    initial = _weights(folder / f"initial-{backend}.npz")
     run = json.loads((folder / f"run-{backend}-{layout}.json").read_text())
-    return deviations.of_weights(own, single, len(run["losses"]), perturbed)
+    return deviations.of_weights(own, single, initial, len(run["losses"]), perturbed)
 
 
-def _weights(folder: Path, backend: str, layout: str) -> list[np.ndarray]:
-    with np.load(folder / f"final-{backend}-{layout}.npz") as file:
+def _weights(file_name: Path) -> list[np.ndarray]:
+    with np.load(file_name) as file:
         return [file[name] for name in file.files]

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from keras_flow.compare import deviations
 from keras_flow.compare.result import Comparison, RunResult
 from keras_flow.units import megabytes
 
@@ -76,7 +77,20 @@ def nearest(result: Comparison) -> str:
             worst = max(shares, key=lambda name: shares[name])
             amount = f"{100 * shares[worst]:.0f} %" if not shares[worst] < 0.01 else "less than 1 %"
             said.append(f"{what} is {amount} of its tolerance ({worst}).")
-    return " ".join(said)
+    return " ".join([*said, *still(result)])
+
+
+def still(result: Comparison) -> list[str]:
+    """A sentence for each backend whose weights moved too little for a comparison to judge their updates."""
+    moved: dict[str, float] = {}
+    for run in result.runs:
+        if run.layout != "1" and (run.weights_resolution is None or run.weights_resolution > deviations.JUDGED):
+            moved[run.backend] = max(moved.get(run.backend, 0.0), run.weights_moved)
+    return [
+        f"On {backend} one device moved its weights by {amount:.1g} at most: too little to judge the updates. Take "
+        "more steps or a larger learning rate, or run keras-flow verify."
+        for backend, amount in moved.items()
+    ]
 
 
 def heads(metric: str | None) -> tuple[str, ...]:

@@ -94,6 +94,8 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
         model.load_weights(initial)
         if job.perturbed:
             model.set_weights([_next(value, index) for index, value in enumerate(model.get_weights())])
+        elif layout == "1":
+            np.savez(folder / f"initial-{job.backend}.npz", *model.get_weights())
         per_epoch = -(-length_of(data.x) // job.batch_size)  # type: ignore[attr-defined]
         steps = min(job.steps or per_epoch * (job.epochs or 1), per_epoch * job.epochs if job.epochs else sys.maxsize)
         batches = Ordered(data.x, data.y, job.batch_size, job.seed, steps)  # type: ignore[attr-defined]

@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from keras_flow.compare.deviations import drift, of_losses, of_weights
+from keras_flow.compare import deviations
+from keras_flow.compare.deviations import JUDGED, Deviation, drift, of_losses
+
+
+def of_weights(actual: list, expected: list, steps: int, perturbed: list | None = None) -> Deviation:
+    """From zeros, so that a weight has moved by its largest value."""
+    initial = [np.zeros_like(each) for each in expected]
+    return deviations.of_weights(actual, expected, initial, steps, perturbed)
 
 
 def test_losses() -> None:
@@ -50,6 +57,22 @@ def test_weights() -> None:
     worst = of_weights([small + 1e-5, large + 4e-4], [small, large], 20)
     assert worst.value == pytest.approx(4e-4, rel=1e-2)
     assert of_weights([np.zeros((0, 3))], [np.zeros((0, 3))], 20).of_tolerance == 0
+
+
+def test_weights_may_deviate_by_a_share_of_their_movement() -> None:
+    first = np.full(4, 0.5, "float32")
+    for moved in (1e-2, 1e-3, 1e-4):
+        expected = first + np.float32(moved)
+        twice = deviations.of_weights([expected + np.float32(moved)], [expected], [first], 20)
+        assert twice.of_tolerance > 50 and twice.resolution < JUDGED / 5
+        assert twice.moved == pytest.approx(moved, rel=1e-2)
+        rounded = deviations.of_weights([expected + np.float32(2e-7)], [expected], [first], 20)
+        assert rounded.of_tolerance < 0.5, "a few last bits"
+    still = deviations.of_weights([first], [first + np.float32(5e-7)], [first], 20)
+    assert still.of_tolerance <= 1 and still.resolution > JUDGED, "not judged, which is said"
+    assert deviations.of_weights([first], [first], [first], 20).resolution == math.inf
+    counts = np.arange(3)
+    assert deviations.of_weights([counts], [counts], [counts], 20).of_tolerance == 0
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
