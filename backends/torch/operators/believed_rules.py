@@ -1,7 +1,7 @@
 """Operators whose DTensor rules are believed: each was compared with one device, in every layout, with its gradient.
 
-What is not here is computed on gathered tensors (`gathered_whole`). Operators that act element by element are known by torch's
-own tag, and need not be named.
+What is not here is computed on gathered tensors (`gathered_whole`). Operators that act element by element are known by
+torch's own tag, and need not be named.
 """
 
 from __future__ import annotations
