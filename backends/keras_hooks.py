@@ -12,7 +12,16 @@ import keras
 import numpy as np
 from keras import tree
 
-from keras_flow.backends import built_late, copies, dry_run_hooks, hub_models, rematerialized, states, symbolic
+from keras_flow.backends import (
+    built_late,
+    copies,
+    dry_run_hooks,
+    hub_models,
+    layer_losses,
+    rematerialized,
+    states,
+    symbolic,
+)
 from keras_flow.backends.active import backend
 from keras_flow.backends.files import backups, exporting, weights_files
 from keras_flow.backends.hooking import Hook, always, declared, distribution_of_new, hook
@@ -375,5 +384,6 @@ def hooks() -> Sequence[Hook]:
     return (
         *declared(backups),
         *hub_models.hooks(_entry),
-        *declared(exporting, weights_files, dry_run_hooks, rematerialized, built_late, sys.modules[__name__]),
+        *declared(exporting, weights_files, dry_run_hooks, rematerialized, layer_losses, built_late),
+        *declared(sys.modules[__name__]),
     )
