@@ -95,15 +95,16 @@ def zero_of(stage: int, min_size: int, ranks: StageRanks) -> dict[str, Any]:
     """
     if stage == 0:
         return {}
+    if backend().capabilities.drives_all_ranks:
+        other = "torch" if stage == 1 else "torch, where a pipeline splits slots alone, zero=1"
+        raise FlowError(
+            f"PipelineParallel(zero={stage!r}) on {backend().name}: a process has slots once, on the first of its "
+            f"ranks in a stage. Leave zero= out, or use {other}"
+        )
     if stage != 1:
         raise FlowError(
             f"PipelineParallel(zero={stage!r}): a pipeline splits slots alone, zero=1. Split weights and gradients "
             "of a stage by rules= over an axis of their own, or take kf.ModelParallel"
-        )
-    if backend().capabilities.drives_all_ranks:
-        raise FlowError(
-            f"PipelineParallel(zero=1) on {backend().name}: a process has slots once, on the first of its ranks in a "
-            "stage. Leave zero= out, or use torch"
         )
     if ranks.split_axes or len(ranks.places[0]) == 1:
         raise FlowError(
