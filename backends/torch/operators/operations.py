@@ -235,7 +235,7 @@ def _with_dim_from_the_front(strategy: Callable[[OpSchema], StrategyType], schem
 
 def _unbind(operator: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     whole, *rest = args
-    dim = (rest[0] if rest else kwargs.get("dim", 0)) % gathered_whole.ndim
+    dim = (rest[0] if rest else kwargs.get("dim", 0)) % whole.ndim
     x, placements = _undivided(whole, dim)
     shape = [*x.shape[:dim], *x.shape[dim + 1 :]]
     return [_wrap(x, piece, _without(placements, dim), shape) for piece in operator(x._local_tensor, dim)]  # type: ignore[attr-defined]
@@ -247,7 +247,7 @@ def _arg_extremum(operator: Callable[..., torch.Tensor], args: tuple[Any, ...], 
     dim = rest[0] if rest else kwargs.get("dim")
     keep = rest[1] if len(rest) > 1 else kwargs.get("keepdim", False)
     if dim is not None:
-        dim %= gathered_whole.ndim
+        dim %= whole.ndim
     x, placements = _undivided(whole, dim)
     shape = list(x.shape)
     if dim is None:
