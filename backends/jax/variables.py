@@ -171,6 +171,9 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         variable._value = from_logical(_of_stage(value, before), sharding)
     elif isinstance(value, jax.Array) and sharding.is_fully_addressable and value.sharding != sharding:
         variable._value = separate_copy(value, sharding)
+    elif isinstance(value, jax.Array) and value.is_fully_addressable and not sharding.is_fully_addressable:
+        # what `jax.device_put` makes of a value of this process has no `addressable_shards` (jax 0.10)
+        variable._value = from_logical(np.asarray(value), sharding)
     elif value is not None:
         variable._value = jax.device_put(value, sharding)
 

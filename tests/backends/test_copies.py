@@ -31,10 +31,10 @@ def batches():
         yield x[:16], y[:16]
 
 
-def model_of(rate=0.1, initializer="glorot_uniform", inputs=True):
+def model_of(rate=0.1, initializer="glorot_uniform", inputs=True, optimizer=None):
     own = keras.layers.Dense(4, name="own", kernel_initializer=initializer)
     model = keras.Sequential([*([keras.Input((8,))] if inputs else []), own, keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(rate), "mse")
+    model.compile(optimizer or keras.optimizers.SGD(rate), "mse")
     return model
 
 
@@ -53,9 +53,14 @@ def main():
     mesh = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
     split = {"own/kernel": {"model": kf.sbp.split(1)}}
     for distribution in (kf.DataParallel(), kf.ModelParallel(mesh, rules=split)):
+        before, faster_before = keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1 * (1 + mine))
         with distribution.scope():
             right, faster = model_of(), model_of(rate=0.1 * (1 + mine))
             drawn, late = model_of(initializer=Own()), model_of(initializer=Own(), inputs=False)
+            outside, faster_outside = model_of(optimizer=before), model_of(optimizer=faster_before)
+        outside.fit(x, y, verbose=0)
+        if keras.config.backend() != "torch":  # which takes those of rank 0, and says so
+            refused(lambda: faster_outside.fit(x, y, verbose=0), "learning_rate'")
         right.fit(x, y, verbose=0)
         kernel = right.get_weights()[0]
         right.layers[0].kernel.assign(kernel + mine)
