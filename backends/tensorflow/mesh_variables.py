@@ -186,6 +186,10 @@ def _has_argument(value: object) -> bool:
     return False
 
 
+class StageVariable(ReadByKeras, resource_variable_ops.ResourceVariable):
+    """A variable of a pipeline's stage that this process has on one rank, and sends to all that read it."""
+
+
 class AbsentVariable(ReadByKeras, resource_variable_ops.UninitializedVariable):
     """What stands for a variable of a pipeline's stage that another process has: its shape, without memory.
 

@@ -22,7 +22,7 @@ from keras_flow.backends.tensorflow import creation, processes, tables
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, relayout, view_of
 from keras_flow.backends.tensorflow.mesh_values import from_logical, index_of, is_dtensor, is_known, on_host, pack
-from keras_flow.backends.tensorflow.mesh_variables import AbsentVariable, MeshVariable, updating
+from keras_flow.backends.tensorflow.mesh_variables import AbsentVariable, MeshVariable, StageVariable, updating
 from keras_flow.backends.tensorflow.mirrored import strategy
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import in_stateless_scope
@@ -51,7 +51,7 @@ def initialize_with_initializer(
         return None
     # MirroredStrategy and one rank have variables of TensorFlow's own
     if not strategy.works_by_dtensor(placed.distribution):
-        return strategy.create(original, variable, initializer, placed)
+        return _create_off_mesh(original, variable, initializer, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
     shape, dtype = tuple(variable._shape), variable._dtype
     block = creation.block_of(initializer, shape, dtype, is_split=not layout.is_fully_replicated())
@@ -86,7 +86,7 @@ def initialize(
         tables.make(variable, on_host(value).__getitem__, placed)
         return None
     if not strategy.works_by_dtensor(placed.distribution):
-        return strategy.create(original, variable, value, placed)
+        return _create_off_mesh(original, variable, value, placed)
     layout = layout_on(placed.layout, view_of(placed.distribution))
     _set_value(variable, from_logical(on_host(value), layout, variable._dtype), placed)
     return None
@@ -97,6 +97,22 @@ def _layout_for(variable: keras.Variable, distribution: Distribution) -> KerasLa
     if placed is not None and placed.distribution.whole is distribution:
         return placed
     return distribution.get_variable_layout(variable) if placed is None else KerasLayout(placed.given, distribution)
+
+
+def _create_off_mesh(
+    original: Callable[..., object], variable: keras.Variable, value: object, placed: KerasLayout
+) -> object:
+    result = strategy.create(original, variable, value, placed)
+    _share_reads(variable)
+    return result
+
+
+def _share_reads(variable: keras.Variable) -> None:
+    """Let the process that has a stage's variable send it when it is read: elsewhere it is an `AbsentVariable`."""
+    value = variable._value
+    if type(value) is resource_variable_ops.ResourceVariable and _is_of_one_process(variable):
+        value.__class__ = StageVariable  # Keras has made it; TensorFlow's own creators take no class
+        value.holder = weakref.ref(variable)
 
 
 def _set_absent(variable: keras.Variable, placed: KerasLayout) -> None:
@@ -344,6 +360,7 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
             strategy.place(variable, to_host(variable), layout)
         variable._value._unique_id = key
         variable._layout = layout
+        _share_reads(variable)
         return
     target = layout_on(layout.layout, view_of(layout.distribution))
     old = variable._value
