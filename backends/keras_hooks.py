@@ -110,8 +110,6 @@ def _entered(
         _make_again(model, outer)
     if models.is_built(model):
         _check(model, distribution)
-        if not outer and (name in _FUNCTIONS or model not in _begun):
-            _compare_copies(model)
     if name == "fit":
         args, kwargs = distribution.verified(model, original, args, kwargs)
     with loops.within(loops.Loop(model, name, given)):
@@ -123,6 +121,9 @@ def _entered(
             if own_steps is not None:
                 with own_steps, holding(None), as_under(distribution):
                     return original(model, *args, **kwargs)
+            # those with steps of their own (pipelines) keep a state on the ranks that use it alone
+            if models.is_built(model) and not outer and (name in _FUNCTIONS or model not in _begun):
+                _compare_copies(model)
             with distribution.uneven_notice.expecting(_batch_size(original, given)):
                 result = original(model, *args, **kwargs)
             if name == "fit":
