@@ -1,11 +1,13 @@
 """`broadcast_object` and `all_gather_object`: Python objects, pickled.
 
 Unpickling runs code, so a process unpickles only what a process of its own job has signed: with HMAC-SHA256 (RFC 2104)
-and the job's secret, KERAS_FLOW_TOKEN, which `keras-flow launch` makes and passes on.
+and the job's secret, KERAS_FLOW_TOKEN, which `keras-flow launch` makes and passes on. Launchers of others, such as
+`mpirun` and `srun`, make none: without it objects that Python writes as literals travel as these, unsigned.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import hmac
 import pickle
@@ -21,6 +23,10 @@ from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 
 _SIGNATURE = hashlib.sha256().digest_size
+#: in place of a signature: a literal follows
+_UNSIGNED = bytes(_SIGNATURE)
+#: what a process that may not send its object sends, so that all ranks raise and none waits
+_REFUSED = _UNSIGNED + b"?"
 
 
 def broadcast_object(value: object, src: int, group: Placement | None = None) -> Any:
@@ -28,11 +34,12 @@ def broadcast_object(value: object, src: int, group: Placement | None = None) ->
 
     Args:
         value: what can be pickled; where this process drives several ranks rank -> object. That of `src` counts.
+            Without KERAS_FLOW_TOKEN (under `mpirun`, `srun`): numbers, texts, bytes and containers of them.
         src: the rank whose object it is.
         group: the ranks that take part.
 
     Raises:
-        FlowError: processes have no common secret; `src` is not in the group.
+        FlowError: the object needs a common secret, and processes have none; `src` is not in the group.
 
     Example:
         >>> import keras_flow as kf
@@ -57,11 +64,11 @@ def all_gather_object(value: object, group: Placement | None = None) -> Any:
     """The Python objects of all ranks, on each: a list in the group's order.
 
     Args:
-        value: what can be pickled; where this process drives several ranks rank -> object.
+        value: what can be pickled, as in `broadcast_object`; where this process drives several ranks rank -> object.
         group: the ranks that take part.
 
     Raises:
-        FlowError: processes have no common secret.
+        FlowError: an object needs a common secret, and processes have none.
 
     Example:
         >>> import keras_flow as kf
@@ -85,24 +92,40 @@ def all_gather_object(value: object, group: Placement | None = None) -> Any:
 
 
 def _sealed(value: object) -> bytes:
+    secret = _secret()
+    if secret is None:
+        text = repr(value)
+        return _UNSIGNED + text.encode() if _is_literal(text, value) else _REFUSED
     data = pickle.dumps(value)
-    return hmac.digest(_secret(), data, "sha256") + data
+    return hmac.digest(secret, data, "sha256") + data
+
+
+def _is_literal(text: str, value: object) -> bool:
+    """Whether Python reads a text as this value; it does not read an array, a NaN or an object of one's own."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return type(found) is type(value) and found == value
 
 
 def _opened(sealed: bytes) -> Any:
-    signature, data = sealed[:_SIGNATURE], sealed[_SIGNATURE:]
-    if not hmac.compare_digest(signature, hmac.digest(_secret(), data, "sha256")):
+    signature, data, secret = sealed[:_SIGNATURE], sealed[_SIGNATURE:], _secret()
+    if secret is None and sealed == _REFUSED:
+        raise FlowError(
+            "kf.comm: an object that is no number, text, bytes or container of these travels between processes that "
+            f"have a common secret: start the job with keras-flow launch, or set {settings.TOKEN} to one text for all "
+            "processes of the job"
+        )
+    if secret is None and hmac.compare_digest(signature, _UNSIGNED):
+        return ast.literal_eval(data.decode())
+    if secret is None or not hmac.compare_digest(signature, hmac.digest(secret, data, "sha256")):
         raise FlowError(
             f"kf.comm: an object came that no process of this job has signed; is {settings.TOKEN} the same in all?"
         )
     return pickle.loads(data)
 
 
-def _secret() -> bytes:
+def _secret() -> bytes | None:
     token = settings.read(settings.TOKEN)
-    if not token:
-        raise FlowError(
-            "kf.comm sends objects between processes that have a common secret: start the job with keras-flow launch, "
-            f"or set {settings.TOKEN} to one text for all processes of the job"
-        )
-    return token.encode()
+    return token.encode() if token else None
