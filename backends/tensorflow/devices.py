@@ -27,6 +27,9 @@ from keras_flow.errors import FlowError
 from keras_flow.units import counted
 
 _world: World | None = None
+#: threads of TensorFlow's executor: a Python function in a step (`host_calls`) holds one while it waits for what it
+#: runs on another. TensorFlow takes one for each core of the process, and `mpirun` and `srun` may give it one core.
+_LEAST_THREADS = 2
 #: names of the ranks' devices, where this process is the chief of parameter servers
 _devices: tuple[str, ...] = ()
 
@@ -49,6 +52,9 @@ def init(devices: int | None, type: str | None) -> World:
         raise FlowError(joining.too_late(described, "TensorFlow", "creating a tensor, a Keras layer or model"))
     own = joining.own_share(devices, described)
     chosen = _chosen_type(type)
+    threads = tf.config.threading
+    if not started and not threads.get_inter_op_parallelism_threads() and _cores() < _LEAST_THREADS:
+        threads.set_inter_op_parallelism_threads(_LEAST_THREADS)
     if chosen == "cpu" and not started:
         if type == "cpu" and tf.config.list_physical_devices("GPU"):
             tf.config.set_visible_devices([], "GPU")  # otherwise Keras computes on the GPU
@@ -121,6 +127,11 @@ def _name(process: int, type: str, number: int) -> str:
 def _started() -> bool:
     # private: TensorFlow has no public name for this (checked with TensorFlow 2.21)
     return bool(context.context()._initialized)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _chosen_type(type: str | None) -> str:
