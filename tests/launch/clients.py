@@ -13,6 +13,9 @@ import pytest
 
 from tests.launch import programs
 
+#: what lets root call OpenMPI's mpirun
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
 #: an attempt that is to fail has `FAILS` set
 PROGRAM = """
 import json, os, sys

@@ -88,6 +88,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
             process.kill()
+            process.wait(10)
 
 
 def _wait_until_idle(environment: dict[str, str], folder: Path) -> None:

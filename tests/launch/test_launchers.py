@@ -15,8 +15,6 @@ from tests.launch import clients, programs, slurm
 
 pytestmark = pytest.mark.timeout(400)
 
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
 
 def on_each(*default: str) -> pytest.MarkDecorator:
     """A test of each engine; those that are not named are left to `make test-full`."""
@@ -28,7 +26,7 @@ def on_each(*default: str) -> pytest.MarkDecorator:
 @on_each("jax")
 def test_openmpi(backend: str, tmp_path: Path) -> None:
     command = [clients.program("mpirun"), "-n", "2", "--map-by", ":OVERSUBSCRIBE", sys.executable]
-    clients.run(tmp_path, command, backend=backend, **AS_ROOT)
+    clients.run(tmp_path, command, backend=backend, **clients.AS_ROOT)
 
 
 @on_each()
