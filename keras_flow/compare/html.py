@@ -67,6 +67,11 @@ def page(result: Comparison) -> str:
         "the colours of all of them above.",
         f'<div class="scroll">{blocks}</div>' if (blocks := held(result)) else "",
     )
+    across = _section(
+        "Weights across backends",
+        "The final weights of each run, loaded on each backend and evaluated on one device.",
+        f'<div class="scroll">{_evaluations(result)}</div>' if len({run.backend for run in result.runs}) > 1 else "",
+    )
     command = f"<h2>Repeat it</h2><pre>{escape(result.command)}</pre>" if result.command else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
@@ -84,8 +89,7 @@ same order (seed {result.seed}).</p>
 {from_engines}
 <h2>Time of a step</h2>{step_times(result)}
 {who}
-<h2>Weights across backends</h2><p>The final weights of each run, loaded on each backend and evaluated on one device.</p>
-<div class="scroll">{_evaluations(result)}</div>
+{across}
 <h2>Environment</h2><div class="scroll"><table class="text">{rows}</table></div>
 {command}
 </body></html>

@@ -67,7 +67,7 @@ def checked(remat: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
         if remat != BLOCKS:
             raise FlowError(
                 f'remat is None, "block" (the repeated blocks of a model) or a list of regular expressions of layer '
-                f"paths, got {remat!r}; for example remat=[{remat!r}]"
+                f"paths, got {remat!r}; for example remat=['decoder_.*/mlp$']"
             )
         return remat
     found = tuple(remat)

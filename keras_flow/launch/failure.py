@@ -213,7 +213,7 @@ def rank_left_early(rank: int, failed: int, job: Job, failure: Failure | None) -
     head = (
         f"{_who(rank, job)} left early with exit code 0 while other {job.words} still needed it: {job.word} {failed} "
         f"{what}\nEvery {job.word} must take part in the same steps: look for a sys.exit or a "
-        f"return that only some {job.words} reach"
+        f"return that only some {job.words} reach, and for a loop that makes fewer steps on some"
     )
     return RankError(_text(head, failed, job, "where it was", trace), rank, 0, tail(trace))
 

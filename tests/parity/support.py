@@ -244,7 +244,8 @@ model ranks). A number in brackets leads to the reason below the table. Single l
 - **refused**: raises an error that says what to do.
 - **–**: not tested under that layout.
 
-In all states but "refused" the numbers are those of one device.
+In all states but "refused" the numbers are those of one device, unless you ask for other statistics
+(`batch_statistics="replica"`, `batch_normalization="microbatch"`).
 
 Native: {", ".join(shares)}.
 

@@ -55,3 +55,14 @@ def test_the_product_says_what_is_refused_or_not_native() -> None:
     assert "\n- tensorflow, refused: transformer, RMSprop, plain, tp4: SPMD expansion resulted in op" in text
     assert f"\n- tensorflow, fallback: rnn, SGD, plain, {alone['layout']}: rnn: one device computes it" in text
     assert [support.is_expected(result) for result in (good, refused, alone)] == [True, False, True]
+
+
+def test_the_shares_on_the_page_are_those_of_its_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "features.md").read_text(encoding="utf-8")
+    said = next(line for line in page.splitlines() if line.startswith("Native: "))
+    rows = page[page.index("| feature |") :].split("\n\n")[0].splitlines()
+    engines = [name.strip() for name in rows[0].split("|")[2:-1]]
+    for column, engine in enumerate(engines, 2):
+        cells = [row.split("|")[column].strip().split(" / ") for row in rows[2:]]
+        states = [state for cell in cells for state in (cell * 3 if len(cell) == 1 else cell) if state != "–"]
+        assert f"{engine} {states.count('native')} of {len(states)} " in said
