@@ -8,7 +8,10 @@ one draws what the first one drew.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import keras
@@ -75,6 +78,22 @@ def forgets(layer: Any, loss: object) -> bool:
     is_own = id(loss) in layer._loss_ids
     layer._loss_ids.discard(id(loss))
     return is_own
+
+
+def python_draws() -> Callable[[], AbstractContextManager[None]]:
+    """What lets Python's generator draw what it draws from here on once more: `AugMix` chooses its operations by it."""
+    begun = random.getstate()
+
+    @contextlib.contextmanager
+    def again() -> Iterator[None]:
+        now = random.getstate()
+        random.setstate(begun)
+        try:
+            yield
+        finally:
+            random.setstate(now)
+
+    return again
 
 
 def masks_of(structure: Any) -> list[Any]:

@@ -35,7 +35,7 @@ def remat(_: object, original: Callable[..., Any], function: Callable[..., Any])
         weights = list({id(each): each for layer in layers for each in layer.trainable_variables}.values())
         state = rematerialized.state_of(layers)
         begun = [_read(variable) for variable in state]
-        part = microbatch.current()
+        part, draws_again = microbatch.current(), rematerialized.python_draws()
         said: list[Any] = []
 
         def computed(values: Sequence[Any]) -> Any:
@@ -62,7 +62,7 @@ def remat(_: object, original: Callable[..., Any], function: Callable[..., Any])
                 # what the gradient comes from is there before the second run begins, or it would be the first one
                 with tf.control_dependencies([each for each in upstream if each is not None]):
                     again = [tf.identity(value) for value in values]
-                with tf.GradientTape() as tape:
+                with tf.GradientTape() as tape, draws_again():
                     tape.watch(again)
                     outputs = computed(again)
                 found = tape.gradient(outputs, again, output_gradients=list(upstream))

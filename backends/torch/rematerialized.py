@@ -12,11 +12,12 @@ import keras
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends import rematerialized
+from keras_flow.backends import leaves, rematerialized
 from keras_flow.backends.hooking import applied_distribution, hook
 from keras_flow.backends.torch.step import computing, current_step
 from keras_flow.current import microbatch
 from keras_flow.current.keras_places import get_stateless_scope, in_stateless_scope
+from keras_flow.errors import FlowError
 
 
 @hook(
@@ -37,19 +38,38 @@ def remat(
         layers = rematerialized.layers_of(function)
         as_then = _in_scope(layers) if in_stateless_scope() else _in_place(layers)
         part, modes = microbatch.current(), [(layer, layer._remat_mode) for layer in layers]
+        draws_again, inputs = rematerialized.python_draws(), _changes_of((args, kwargs))
         runs = 0
 
         def run(*inner_args: object, **inner_kwargs: object) -> object:
             nonlocal runs
             runs += 1
             if runs == 1:
-                return function(*inner_args, **inner_kwargs)
-            with again(), microbatch.computing(part), as_then(), _in_modes(modes), _leaving_nothing(layers):
+                outputs = function(*inner_args, **inner_kwargs)
+                if _changes_of((args, kwargs)) != inputs:
+                    raise FlowError(_writes_into_inputs(function, layers))
+                return outputs
+            in_part, in_modes = microbatch.computing(part), _in_modes(modes)
+            with again(), in_part, as_then(), in_modes, _leaving_nothing(layers), draws_again():
                 return function(*inner_args, **inner_kwargs)
 
         return original(run)(*args, **kwargs)
 
     return call
+
+
+def _changes_of(structure: Any) -> list[int]:
+    """How often each tensor of a structure was written into."""
+    tensors = [leaf for leaf in leaves.flat(structure) if isinstance(leaf, torch.Tensor)]
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
+
+
+def _writes_into_inputs(function: Callable[..., object], layers: list[Any]) -> str:
+    layer = f"layer {layers[0].path!r} ({type(layers[0]).__name__})" if layers else f"{function!r}"
+    return (
+        f"{layer} writes into its inputs, so it cannot be computed again from them in the backward pass: leave it out "
+        "of remat= (or make it outside of keras.RematScope)"
+    )
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from typing import Any
 
 import keras
@@ -81,6 +82,43 @@ def recurrent(remat: list[str] | None) -> list[np.ndarray]:
         model.compile(keras.optimizers.SGD(0.1), "mse")
         model.fit(x, y, batch_size=4, verbose=0, shuffle=False)
     return model.get_weights()
+
+
+class Choosing(keras.layers.Layer):
+    """Scales by a number that Python's generator draws."""
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        self.scale = self.add_weight(shape=shape[-1:], initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        """Scale."""
+        return keras.ops.tanh(x * self.scale * random.random())
+
+
+def choosing(remat: list[str] | None) -> list[np.ndarray]:
+    """What two steps make of a layer that draws by Python's generator."""
+    x, y = (np.random.default_rng(0).normal(size=(8, 4)).astype("float32") for _ in range(2))
+    keras.utils.set_random_seed(0)
+    with kf.DataParallel(remat=remat, random="logical").scope():
+        model = keras.Sequential([keras.layers.Input((4,)), Choosing(name="choosing"), keras.layers.Dense(4)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(x, y, batch_size=4, verbose=0, shuffle=False)
+    return model.get_weights()
+
+
+def refusal_of_writing() -> str:
+    """What is said of a layer that adds to its images where they are."""
+    with kf.DataParallel(remat=["writing"]).scope():
+        inputs = keras.Input((4, 4, 3))
+        images = keras.layers.Dense(3)(inputs) * 1.0
+        images = keras.layers.RandomBrightness(0.3, (0, 1), seed=3, name="writing")(images)
+        model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(images)))
+        model.compile("sgd", "mse")
+    try:
+        model.fit(np.ones((4, 4, 4, 3)), np.ones((4, 2)), verbose=0)
+    except kf.FlowError as error:
+        return str(error)
+    return "nothing"
 
 
 def _spoilt() -> Any:

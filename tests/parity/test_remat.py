@@ -55,6 +55,21 @@ def test_a_recurrent_layer_forgets_its_dropout_mask(on_ranks, backend: str) -> N
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_python_draws_the_same_in_the_second_run(on_ranks, backend: str) -> None:
+    """`AugMix` chooses its operations by Python's generator."""
+    expected = on_ranks(backend)(remat_program.choosing, None)
+    found = on_ranks(backend)(remat_program.choosing, ["choosing"])
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_layer_that_writes_into_its_inputs_is_refused(on_ranks) -> None:
+    said = on_ranks("torch")(remat_program.refusal_of_writing)
+    assert "layer 'writing' (RandomBrightness) writes into its inputs" in said
+    assert "leave it out of remat=" in said
+
+
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])  # jax.checkpoint has no second draw that could differ
 def test_a_second_run_that_draws_anew_is_caught(on_ranks, backend: str) -> None:
     _, losses, _ = on_ranks(backend)(remat_program.trained, "dp4", None, 4)
