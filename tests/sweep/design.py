@@ -27,6 +27,8 @@ ROWS = {"divides": 12, "uneven": 11, "few": 3, "one": 1}
 RULES: dict[str, int | None] = {"none": None, "last": -1, "first": 0}
 #: weights are split over the rows' axes, whatever their size
 ZERO = "zero=3"
+#: every layer is computed again in the backward pass
+REMAT = "remat"
 #: two stages along the last axis; on (2,2) each has two lanes of rows
 PIPELINE = "pipeline"
 #: modules of names that a layer of the sweep's own applies to all rows: a stage sees those of a micro-batch
@@ -41,7 +43,7 @@ class Setting:
         mesh: a name in `MESHES`.
         rows: a name in `ROWS`.
         rules: a name in `RULES`.
-        strategy: of `kf.DataParallel`, `ZERO`, `PIPELINE`, or empty for the default.
+        strategy: of `kf.DataParallel`, `ZERO`, `REMAT`, `PIPELINE`, or empty for the default.
     """
 
     mesh: str
@@ -61,16 +63,20 @@ class Setting:
 
     def takes(self, name: str) -> bool:
         """Whether a name is trained under it."""
-        return self.strategy != PIPELINE or name.partition(".")[0] not in _OF_ALL_ROWS
+        module = name.partition(".")[0]
+        if self.strategy == REMAT:
+            return module == "layers"
+        return self.strategy != PIPELINE or module not in _OF_ALL_ROWS
 
 
-def covering(number: int, mirrored: bool = False, pipeline: bool = False) -> list[Setting]:
+def covering(number: int, mirrored: bool = False, pipeline: bool = False, remat: bool = False) -> list[Setting]:
     """The settings of the group with this number.
 
     Args:
         number: turns the pairs of meshes, rows and rules.
         mirrored: whether the engine has `strategy="mirrored"`.
         pipeline: whether a pipeline is among them.
+        remat: whether a setting is among them in which layers are computed again.
     """
     rows, rules = list(ROWS), list(RULES)
     odd = number % 2
@@ -82,6 +88,8 @@ def covering(number: int, mirrored: bool = False, pipeline: bool = False) -> lis
             settings.append(Setting(mesh, rows[(number + place) % len(rows)], rule))
     rules = ("last", "first")[odd]
     settings.append(Setting("(2,2)", "divides", rules, ZERO) if number % 3 else Setting("(4,)", "uneven", "none", ZERO))
+    if remat:
+        settings.append(Setting("(4,)", "uneven", "none", REMAT) if odd else Setting("(2,2)", "divides", rules, REMAT))
     if pipeline:
         settings.append(
             Setting(("(2,2)", "two of four")[number // 2 % 2], ("uneven", "divides")[odd], "none", PIPELINE)

@@ -17,7 +17,7 @@ import numpy as np
 from keras import layers as L
 
 from tests.one_device import one_device
-from tests.sweep.design import MESHES, PIPELINE, ROWS, RULES, ZERO, Setting
+from tests.sweep.design import MESHES, PIPELINE, REMAT, ROWS, RULES, ZERO, Setting
 from tests.sweep.piece import Piece
 
 #: the update of a variable may differ from one device by this share of its largest element
@@ -84,12 +84,14 @@ def distribution(setting: Setting) -> Any:
     placement = kf.Placement(ranks, axis_names=axes)
     if setting.strategy == PIPELINE:
         return kf.PipelineParallel(placement, pipe_axis=axes[-1], batch_axes=axes[:-1], microbatches=3)
-    zero = {"zero": 3, "zero_min_size": 1} if setting.strategy == ZERO else {}
+    asked: dict[str, Any] = {ZERO: {"zero": 3, "zero_min_size": 1}, REMAT: {"remat": [r"^branch\d"]}}.get(
+        setting.strategy, {}
+    )
     if setting.is_data_parallel:
-        return kf.DataParallel(placement, strategy=None if zero else setting.strategy or None, **zero)
+        return kf.DataParallel(placement, strategy=None if asked else setting.strategy or None, **asked)
     dim = RULES[setting.rules]
     rules = None if dim is None else {"kernel|embeddings": {"model": kf.sbp.split(dim)}}
-    return kf.ModelParallel(placement, rules=rules, batch_axes=batch_axes, **zero)
+    return kf.ModelParallel(placement, rules=rules, batch_axes=batch_axes, **asked)
 
 
 @contextlib.contextmanager

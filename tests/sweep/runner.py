@@ -53,7 +53,7 @@ def tasks_of(backend: str, names: Sequence[str], group: int = GROUP) -> list[Tas
     tasks = [
         Task(tuple(name for name in one if setting.takes(name)), setting)
         for number, one in enumerate([*grouped(together, group), *((name,) for name in alone)])
-        for setting in covering(number, mirrored=backend == "tensorflow", pipeline=True)
+        for setting in covering(number, mirrored=backend == "tensorflow", pipeline=True, remat=True)
     ]
     return [task for task in tasks if task.names]
 
