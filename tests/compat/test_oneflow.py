@@ -134,9 +134,11 @@ def test_a_port_in_use_is_named(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("backend", that_train())
+@pytest.mark.parametrize("ranks", ["--devices", "--nproc_per_node"])
 @pytest.mark.parametrize("name", ["mlp", "lenet", "mirrored", "hybrid", "pipeline"])
-def test_examples(name: str, backend: str, tmp_path: Path) -> None:
-    command = ["-m", "keras_flow.launch", "--devices", "2", "--timeout", "120", str(EXAMPLES / f"oneflow_{name}.py")]
+def test_examples(name: str, ranks: str, backend: str, tmp_path: Path) -> None:
+    """Two ranks of one process on JAX and TensorFlow, and of two."""
+    command = ["-m", "keras_flow.launch", ranks, "2", "--timeout", "120", str(EXAMPLES / f"oneflow_{name}.py")]
     save = ["--save", str(tmp_path / "models")] if name == "lenet" else []
     code, out, err = jobs.finish(jobs.start([*command, "--small", *save], backend, PYTHONPATH=str(ROOT)), 250)
     assert code == 0, err[-4000:]
