@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer
+
 import keras_flow
+from keras_flow.cli.app import app
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,24 @@ def pages() -> dict[str, str]:
         texts[f"{file}.md"] = "".join(shown)
         links = " · ".join(f"[`kf.{name}`]({file}.md#keras_flow.{_home(name)})" for name in names(group))
         index.append(f"\n**[{group.title}]({file}.md)** {group.about}\n\n{links}\n")
-    return {"index.md": "".join(index), **texts}
+    index.append("\n**[Commands](commands.md)** `keras-flow` and its options, as `--help` prints them.\n")
+    return {"index.md": "".join(index), **texts, "commands.md": commands()}
+
+
+def commands() -> str:
+    """Return the page of the command line: each command with its text and its options."""
+    shown = ["# Commands\n\nThe options of `keras-flow`, as `keras-flow COMMAND --help` prints them.\n"]
+    for name, command in sorted(typer.main.get_command(app).commands.items()):  # type: ignore[attr-defined]
+        shown.append(f"\n## keras-flow {name}\n\n{inspect.cleandoc(command.help)}\n\n")
+        shown.append("| option | what | default |\n|---|---|---|\n")
+        for parameter in command.params:
+            is_argument = parameter.param_type_name == "argument"
+            written = parameter.metavar if is_argument else ", ".join(parameter.opts)
+            said = isinstance(parameter.default, int | float | str) and not isinstance(parameter.default, bool)
+            default = f"`{parameter.default}`" if said and parameter.default != "" and not is_argument else ""
+            about = " ".join((parameter.help or "").split()).replace("|", "\\|")
+            shown.append(f"| `{written}` | {about} | {default} |\n")
+    return "".join(shown)
 
 
 def _home(name: str) -> str:
