@@ -53,8 +53,8 @@ def compare(variables: Sequence[keras.Variable], shards: Callable[[keras.Variabl
     single: dict[str, str] = {}
     for index, variable in enumerate(variables):
         for block, value in _blocks(variable, shards):
-            together[block].update(value)
-            single[f"{index} {block}"] = xxhash.xxh3_64_hexdigest(value)
+            single[f"{index} {block}"] = digest = xxhash.xxh3_64_hexdigest(value)
+            together[block].update(digest.encode())
     if not agreement.differing({block: found.hexdigest() for block, found in together.items()}):
         return
     # the hash of each variable is told only where something is wrong

@@ -106,13 +106,13 @@ def held(result: Comparison) -> str:
     single = next(run for run in result.runs if run.layout == "1")
     whole = _variables(single)
     paths = {layout: list(_variables(run)) for layout, run in drawn.items()}
-    largest = sorted(range(len(whole)), key=lambda at: -prod(list(whole.values())[at]))[:_MOST_VARIABLES]
+    largest = set(sorted(whole, key=lambda path: -prod(whole[path]))[:_MOST_VARIABLES])
     rows = [
         f"<tr><td>{breakable(path)} <span>{shape}</span></td>"
         + "".join(_blocks(run, paths[layout][at], shape) for layout, run in drawn.items())
         + "</tr>"
         for at, (path, shape) in enumerate(whole.items())
-        if at in largest
+        if path in largest
     ]
     head = "".join(f"<th>{_layout(run)}</th>" for run in drawn.values())
     more = f"<p>and {len(whole) - len(rows)} smaller variables</p>" if len(rows) < len(whole) else ""
