@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from keras_flow.backends.engines import that_train
 from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
 from keras_flow.errors import require_file
 from keras_flow.layout_names import LAYOUTS
 
+#: help of `--backends`, of verify too
+BACKENDS = "Keras backends, separated by commas; default: those that are installed."
 #: layouts that are compared unless others are named: of a file with `rules()`, and of one without
 _LAYOUTS, _WITHOUT_RULES = "1,dp4,tp4,2x2", "1,dp4"
 
@@ -21,7 +22,7 @@ def compare(
         Path,
         typer.Argument(help="Defines build_model(), load_data(), and distributions() or rules().", metavar="FILE.py"),
     ],
-    backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
+    backends: Annotated[str | None, typer.Option(help=BACKENDS)] = None,
     layouts: Annotated[
         str | None,
         typer.Option(
@@ -43,9 +44,6 @@ def compare(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and of the order of samples.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")] = Path("compare-out"),
-    skip_missing: Annotated[
-        bool, typer.Option("--skip-missing", help="Leave out backends that are not installed.")
-    ] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Write a timeline of three more steps of each run.")] = False,
 ) -> None:
     """Train FILE.py on several backends and layouts from the same weights, and report how far they deviate.
@@ -54,10 +52,11 @@ def compare(
     """
     require_file(file, "keras-flow compare")
     from keras_flow.cli.untested import say_untested
-    from keras_flow.compare.runner import CompareOptions, compare  # loads keras
+    from keras_flow.compare.runner import CompareOptions, chosen_backends, compare  # loads keras
     from keras_flow.user_file import may_split_weights, with_schedule
 
-    say_untested(_names(backends))
+    requested = None if backends is None else names_of(backends)
+    say_untested(chosen_backends(requested)[0])
     if layouts is None and may_split_weights(file):
         layouts = _LAYOUTS
     elif layouts is None:
@@ -70,18 +69,18 @@ def compare(
 
     options = CompareOptions(
         file=file,
-        backends=_names(backends),
-        layouts=tuple(with_schedule(name, schedule, microbatches) for name in _names(layouts)),
+        backends=requested,
+        layouts=tuple(with_schedule(name, schedule, microbatches) for name in names_of(layouts)),
         steps=steps,
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
         out=out,
-        skip_missing=skip_missing,
         trace=trace,
     )
     raise typer.Exit(compare(options))
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names_of(text: str) -> tuple[str, ...]:
+    """The names in an option that takes several, separated by commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from keras_flow.backends.engines import that_train
+from keras_flow.cli.compare import names_of
 
 
 def doctor(
@@ -31,7 +32,7 @@ def doctor(
     from keras_flow.progress import working
 
     console = Console(width=None if sys.stdout.isatty() else 120)
-    names = tuple(name.strip() for name in backends.split(",") if name.strip())
+    names = names_of(backends)
     with working("checking") as tell:
         report = examine(names, bandwidth=bandwidth, seconds=timeout, tell=tell)
     if as_json:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from keras_flow.backends.engines import that_train
+from keras_flow.cli.compare import BACKENDS, names_of
 from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
 from keras_flow.errors import require_file
 from keras_flow.layout_names import LAYOUTS
@@ -24,7 +24,7 @@ def verify(
         str,
         typer.Option(help=f"{LAYOUTS}, or a name from distributions()."),
     ],
-    backends: Annotated[str, typer.Option(help="Keras backends, separated by commas.")] = ",".join(that_train()),
+    backends: Annotated[str | None, typer.Option(help=BACKENDS)] = None,
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many rows to verify, from the first.")] = 64,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
     microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
@@ -40,9 +40,6 @@ def verify(
         typer.Option(help="Each layer by itself, or not; by default where one device cannot hold the model."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
-    skip_missing: Annotated[
-        bool, typer.Option("--skip-missing", help="Leave out backends that are not installed.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare one step of FILE.py's model under a layout with one device: outputs, loss, metrics, gradients, updates.
@@ -60,8 +57,7 @@ def verify(
     from keras_flow.rules_check import RulesCheck
     from keras_flow.user_file import check_file, with_schedule
 
-    requested = [name.strip() for name in backends.split(",") if name.strip()]
-    names, _ = chosen_backends(requested, skip_missing)
+    names, _ = chosen_backends(None if backends is None else names_of(backends))
     say_untested(names)
     layout = with_schedule(layout, schedule, microbatches)
     check_file(file, (layout,), "a verification")

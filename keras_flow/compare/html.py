@@ -79,6 +79,7 @@ def page(result: Comparison) -> str:
 <h1>{escape(result.program)}: the same training on {escape(backends)}</h1>
 <p>{len(result.runs[0].losses)} steps of {result.batch_size} rows, from the same weights, over the same samples in the
 same order (seed {result.seed}).</p>
+<p>{_model(result)}</p>
 {verdict}
 {_known(result)}
 <h2>Numbers</h2><div class="scroll">{_table(result)}</div>
@@ -119,6 +120,11 @@ def _known(result: Comparison) -> str:
         f"<p><b>{'Known cause' if each.explains else 'Known difference'}</b>: {escape(str(each))}</p>"
         for each in result.known
     )
+
+
+def _model(result: Comparison) -> str:
+    """The model, its optimizer and its loss, as a sentence."""
+    return " · ".join(f"{name}: <b>{escape(words)}</b>" for name, words in result.model.items())
 
 
 def _all(runs: int) -> str:

@@ -7,8 +7,6 @@ import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from keras_flow.backends.engines import that_train
-
 
 @dataclass(frozen=True)
 class CompareOptions:
@@ -16,26 +14,24 @@ class CompareOptions:
 
     Attributes:
         file: the user's program.
-        backends: Keras backends, in the order in which they run.
+        backends: Keras backends, in the order in which they run; None: those that are installed.
         layouts: `"1"`, `"dpN"`, `"tpN"`, `"AxB"` or a name from the program's `distributions()`.
         steps: training steps; None trains whole epochs.
         epochs: epochs; None is 1 without `steps`, otherwise as many as the steps need.
         batch_size: rows of a global batch.
         seed: seed of the initial weights and of the order of samples.
         out: folder for the report.
-        skip_missing: leave out backends that are not installed.
         trace: write a timeline of two more steps of each run.
     """
 
     file: Path
-    backends: tuple[str, ...] = that_train()
+    backends: tuple[str, ...] | None = None
     layouts: tuple[str, ...] = ("1", "dp4", "tp4", "2x2")
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
     seed: int = 0
     out: Path = Path("compare-out")
-    skip_missing: bool = False
     trace: bool = False
 
     def command(self) -> str:
@@ -45,12 +41,13 @@ class CompareOptions:
             >>> CompareOptions(Path("mine.py"), ("jax",), ("1", "dp4"), steps=50).command()
             'keras-flow compare mine.py --backends jax --layouts 1,dp4 --steps 50 --seed 0 --out compare-out'
         """
-        words = ["keras-flow", "compare", str(self.file), "--backends", ",".join(self.backends)]
+        words = ["keras-flow", "compare", str(self.file)]
+        words += [] if self.backends is None else ["--backends", ",".join(self.backends)]
         words += ["--layouts", ",".join(self.layouts)]
         for name, value in (("--steps", self.steps), ("--epochs", self.epochs), ("--batch-size", self.batch_size)):
             words += [] if value is None else [name, str(value)]
         words += ["--seed", str(self.seed), "--out", str(self.out)]
-        words += [*(["--skip-missing"] if self.skip_missing else []), *(["--trace"] if self.trace else [])]
+        words += ["--trace"] if self.trace else []
         return shlex.join(words)
 
 

@@ -107,6 +107,7 @@ class Comparison:
         skipped: backends left out, with the reason.
         environment: what else the numbers depend on: Python, the system, its processors.
         command: the command that makes the comparison again.
+        model: the model with its parameters, the optimizer and the loss, each in words.
     """
 
     program: str
@@ -120,6 +121,7 @@ class Comparison:
     environment: dict[str, str] = field(default_factory=dict)
     known: list[Known] = field(default_factory=list)
     command: str = ""
+    model: dict[str, str] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write report.json. Numbers that are not finite become null, as JSON has none."""

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,8 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
     Raises:
         FlowError: see `compare`.
     """
-    backends, skipped = chosen_backends(options.backends, options.skip_missing)
+    backends, skipped = chosen_backends(options.backends)
+    options = replace(options, backends=tuple(backends))
     # one device first: the other layouts are compared with it
     check_file(options.file, options.layouts)
     layouts = ("1", *(name for name in options.layouts if name != "1"))
@@ -102,29 +104,26 @@ def _report_folder(out: Path) -> Iterator[None]:
         raise
 
 
-def chosen_backends(names: Sequence[str], skip_missing: bool) -> tuple[list[str], dict[str, str]]:
-    """The backends of `--backends` that are installed, and those left out -> why.
+def chosen_backends(names: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
+    """The backends of `--backends`, or without it those that are installed; and those left out -> why.
 
     Raises:
-        FlowError: an unknown backend, one that is not installed without `skip_missing`, or none left.
+        FlowError: an unknown backend, one that is named and not installed, or none is installed.
     """
     legal = that_train()
+    absent = [name for name in legal if versions.installed(name) is None]
+    if names is None:
+        if len(absent) == len(legal):
+            raise FlowError(f"none of the backends {', '.join(legal)} is installed: pip install 'keras-flow[jax]'")
+        return [name for name in legal if name not in absent], dict.fromkeys(absent, "not installed")
     require_known(names, legal)
-    present, skipped = [], {}
-    # each once, in the order that was asked for: the first is the one that others are compared with
-    for name in dict.fromkeys(names):
-        if versions.installed(name) is not None:
-            present.append(name)
-        elif skip_missing:
-            skipped[name] = "not installed"
-        else:
+    for name in names:
+        if name in absent:
             raise FlowError(
-                f"backend {name!r} is not installed: pip install '{ENGINES[name].extra}', leave it out of --backends, "
-                "or pass --skip-missing"
+                f"backend {name!r} is not installed: pip install '{ENGINES[name].extra}', or leave it out of --backends"
             )
-    if not present:
-        raise FlowError(f"none of the backends {list(names)} is installed")
-    return present, skipped
+    # each once, in the order that was asked for: the first is the one that others are compared with
+    return list(dict.fromkeys(names)), {}
 
 
 def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder: Path) -> CompareJob:
@@ -270,6 +269,7 @@ def judge(
         environment=_environment(),
         known=_known(ProgramFacts(**raw[(jobs[0].backend, jobs[0].layouts[-1])]["program"]), runs),
         command=options.command(),
+        model=raw[(jobs[0].backend, "1")]["model"],
     )
 
 
@@ -281,6 +281,7 @@ def _environment() -> dict[str, str]:
         "processor cores": str(os.cpu_count()),
         "memory": amount(psutil.virtual_memory().total),
         "keras_flow": __version__,
+        "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
     }
 
 

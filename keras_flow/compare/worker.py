@@ -130,6 +130,7 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
                 "steps": len(watch.losses),
                 "random_layers": (distribution or alone).random == "stock"
                 and any("seed_generator" in v.path for v in model.variables),
+                "model": _in_words(model),
                 "program": _program(model, data, job.batch_size, (distribution or alone).random),
                 "placement": _placement(distribution),
                 "batch_axes": list(getattr(distribution, "batch_axes", ())),
@@ -182,6 +183,27 @@ def _program(model: Any, data: Any, batch_size: int, random: str) -> dict[str, o
         "device": backend().world().type,
         "random": random if any("seed_generator" in variable.path for variable in model.variables) else "",
     }
+
+
+def _in_words(model: Any) -> dict[str, str]:
+    """The model, its optimizer and its loss, as a reader of the report knows them."""
+    import keras
+
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    rate = optimizer.get_config().get("learning_rate")
+    # the value of a schedule is a dict with the name of its class
+    rate = rate["class_name"] if isinstance(rate, dict) else f"learning rate {rate:.4g}"
+    losses = [each for each in keras.tree.flatten(model.loss) if each is not None]
+    return {
+        "model": f"{model.name}, {model.count_params():,} parameters",
+        "optimizer": f"{type(optimizer).__name__}, {rate}",
+        "loss": ", ".join(dict.fromkeys(map(_name, losses))) or "added by the model",
+    }
+
+
+def _name(loss: Any) -> str:
+    """The name of a loss that is a string, a `keras.losses.Loss` or a function."""
+    return loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
 
 
 def _placement(distribution: object) -> dict | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from keras_flow.backends.engines import that_train
 from keras_flow.compare import html, table
 from keras_flow.compare.options import CompareOptions
 from keras_flow.compare.result import Comparison
@@ -74,13 +73,12 @@ def compare(
     require_file(Path(file), "kf.notebook.compare")
     options = CompareOptions(
         file=Path(file),
-        backends=that_train() if backends is None else tuple(backends),
+        backends=None if backends is None else tuple(backends),
         layouts=tuple(layouts),
         steps=steps,
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
         out=Path(out),
-        skip_missing=backends is None,
     )
     return ShownComparison(compared(options, Console(stderr=True)))

@@ -54,6 +54,7 @@ GOOD = Comparison(
     random_layers=False,
     skipped={"tensorflow": "not installed"},
     environment={"Python": "3.11.9", "processor cores": "2"},
+    model={"model": "mine, 1,218 parameters", "optimizer": "SGD, learning rate 0.1", "loss": "mse"},
     command="keras-flow compare 'mine <&>.py' --backends jax,torch --layouts 1,tp2 --seed 3 --out compare-out",
 )
 BAD = replace(
@@ -122,6 +123,7 @@ def test_the_page_has_every_run_curve_and_shard() -> None:
     assert "<td>m/<wbr>kernel <span>[8, 4]</span></td>" in page
     assert "keras-flow compare &#x27;mine &lt;&amp;&gt;.py&#x27; --backends jax,torch" in page
     assert "<td>processor cores</td><td>2</td>" in page
+    assert "model: <b>mine, 1,218 parameters</b> · optimizer: <b>SGD, learning rate 0.1</b> · loss: <b>mse</b>" in page
     assert "seed_generator" not in page
     assert "All 4 runs agree within the tolerances." in page
     assert "<td>keras</td><td>3.15.1</td>" in page
