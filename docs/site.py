@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "build" / "site-source"
 #: what a widget is shown by; it needs the kernel
 _WIDGET = "application/vnd.jupyter.widget-view+json"
+#: what docs/index.md links to in the repository -> the page that is made of it
+_MADE = {"../notebooks/": "notebooks/", "reference.py": "reference/index.md"}
 _LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)]*|[^):]+/)\)")
 
 
@@ -43,14 +45,14 @@ def main() -> None:
     (SOURCE / "reference").mkdir()
     for name, text in reference.pages().items():
         (SOURCE / "reference" / name).write_text(text)
-    for page in SOURCE.rglob("*.md"):
-        page.write_text(_links(page, page.read_text()))
     (SOURCE / "notebooks").mkdir()
     books = sorted((ROOT / "notebooks").glob("*.ipynb"))
     for number, path in enumerate(books, 1):
         if not arguments.no_execute:
             print(f"notebook {number} of {len(books)}: {path.stem}, run on JAX", flush=True)
         notebook(path, SOURCE / "notebooks" / path.name, not arguments.no_execute)
+    for page in SOURCE.rglob("*.md"):
+        page.write_text(_links(page, page.read_text()))
     print("pages: mkdocs, most of a minute", flush=True)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
@@ -74,7 +76,9 @@ def notebook(source: Path, target: Path, execute: bool) -> None:
 
 
 def _links(page: Path, text: str) -> str:
-    """Links to what is no page of the site become plain text."""
+    """Links lead to the site's own pages; those to what is no page of it become plain text."""
+    for ours, made in _MADE.items():
+        text = text.replace(f"]({ours}", f"]({made}")
 
     def plain(match: re.Match[str]) -> str:
         target = (page.parent / match[2].partition("#")[0]).resolve()

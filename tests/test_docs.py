@@ -100,6 +100,13 @@ def test_an_errand_leads_to_files_that_define_the_names(errand: str, files: str,
     assert set(re.findall(r"`(\w+)`", names)) <= defined
 
 
+def test_links_lead_to_files_of_the_repository() -> None:
+    pages = [*PAGES, ROOT / "examples" / "README.md"]
+    targets = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text())]
+    assert targets
+    assert [(page.name, link) for page, link in targets if not (page.parent / link).exists()] == []
+
+
 _WORD = re.compile(r"`(\w+(?:\.\w+)*)(?:\([^`]*\))?`")
 
 
