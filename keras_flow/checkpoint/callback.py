@@ -116,12 +116,14 @@ class Checkpoint(keras.callbacks.Callback):
 
     def begin(self, others: Sequence[keras.callbacks.Callback]) -> None:
         """All callbacks have begun: go on from the last checkpoint, if there is one."""
+        # a `fit` that was broken off may have left a thread that still writes, or that has failed
+        self._raise(wait=True)
         self._is_running()
         self._others = [each for each in others if each is not self and not isinstance(each, keras.callbacks.History)]
         self._history = next(each for each in others if isinstance(each, keras.callbacks.History))
         self._begun_with = [callback_states.plain(each) for each in self._others]
         self._epoch = self._batch = self._since = 0
-        self._left, self._is_due, self._saving, self._unsaved = None, False, None, None
+        self._left, self._is_due, self._unsaved = None, False, None
         self._loop, self._source, self._sources = None, None, positions.count()
         if self.save_on_signal:
             _save_on_signals()

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ WAITED = 5.0
 
 #: directory -> the descriptor that has the lock, and how often this process holds it
 _held: dict[Path, tuple[int, int]] = {}
+#: the thread that writes a checkpoint gives its hold back while `fit` or another `save` takes one
+_changing = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -35,17 +38,19 @@ def held(directory: Place) -> Iterator[None]:
         yield
         return
     directory = directory.absolute()
-    descriptor, count = _held.get(directory) or (_locked(directory), 0)
-    _held[directory] = (descriptor, count + 1)
+    with _changing:
+        descriptor, count = _held.get(directory) or (_locked(directory), 0)
+        _held[directory] = (descriptor, count + 1)
     try:
         yield
     finally:
-        descriptor, count = _held[directory]
-        if count > 1:
-            _held[directory] = (descriptor, count - 1)
-        else:
-            del _held[directory]
-            os.close(descriptor)
+        with _changing:
+            descriptor, count = _held[directory]
+            if count > 1:
+                _held[directory] = (descriptor, count - 1)
+            else:
+                del _held[directory]
+                os.close(descriptor)
 
 
 def _locked(directory: Path) -> int:

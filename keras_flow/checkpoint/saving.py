@@ -75,8 +75,7 @@ class Saved:
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
-            error, self._error = self._error, None
-            raise _failed(self.path, error) from error
+            raise _failed(self.path, self._error) from self._error
         return self.path
 
 

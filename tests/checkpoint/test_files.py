@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,9 @@ def test_a_thread_that_cannot_write_says_so_when_it_is_waited_for(tmp_path: Path
         _saved(tmp_path, 2)
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(6)])
     saved = kf.checkpoint.save(tmp_path, model, step=2, asynchronous=True)
-    with pytest.raises(FlowError, match="those before it are as they were"):
-        saved.wait()
+    for _ in range(2):
+        with pytest.raises(FlowError, match="those before it are as they were"):
+            saved.wait()
     assert [each.name for each in tmp_path.iterdir()] == ["step-00000001"]
 
 
@@ -159,6 +161,58 @@ def test_a_thread_that_cannot_write_ends_fit_at_the_next_batch(tmp_path: Path, m
         model.fit(np.ones((32, 4)), np.ones((32, 6)), batch_size=4, callbacks=callbacks, verbose=0)
     assert trained == [0, 1, 2, 3]
     assert kf.checkpoint.inspect(tmp_path).step == 2
+
+
+def test_a_thread_that_fails_after_fit_was_broken_off_says_so_at_the_next_fit(tmp_path: Path, monkeypatch: Any) -> None:
+    from keras_flow.checkpoint import writer
+
+    is_over = threading.Event()
+
+    def full(*args: object) -> None:
+        is_over.wait(30)
+        raise OSError(28, "No space left on device")
+
+    def stop(batch: int, logs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer.File, "add", full)
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(6)])
+        model.compile("adam", "mse")
+    saves = kf.callbacks.Checkpoint(tmp_path, save_freq=1, save_on_signal=())
+    data = np.ones((8, 4)), np.ones((8, 6))
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*data, callbacks=[saves, keras.callbacks.LambdaCallback(on_train_batch_end=stop)], verbose=0)
+    is_over.set()
+    with pytest.raises(FlowError, match="No space left on device"):
+        model.fit(*data, callbacks=[saves], verbose=0)
+
+
+def test_two_threads_of_a_job_hold_one_directory(tmp_path: Path, monkeypatch: Any) -> None:
+    from keras_flow.checkpoint import lock
+
+    monkeypatch.setattr(lock, "WAITED", 0.2)
+    take, begin, failed = lock._locked, threading.Barrier(2), []
+
+    def slowly(directory: Path) -> int:
+        time.sleep(0.1)
+        return take(directory)
+
+    def hold() -> None:
+        begin.wait()
+        try:
+            with lock.held(tmp_path):
+                time.sleep(0.5)
+        except FlowError as error:
+            failed.append(error)
+
+    monkeypatch.setattr(lock, "_locked", slowly)
+    threads = [threading.Thread(target=hold) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and not lock._held
 
 
 def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: Any) -> None:
