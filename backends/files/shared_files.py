@@ -80,12 +80,12 @@ def save(
     once(write, model, original.__name__)
 
 
-def once(action: Callable[[], object], model: keras.Model, name: str) -> None:
+def once(action: Callable[[], object], model: keras.Model | None, name: str) -> None:
     """Call `action` once in the job, which writes a file of a model: here if this process writes alone, else as all do.
 
     Args:
         action: writes the file.
-        model: whose variables it may read.
+        model: whose variables it may read; None where it reads none.
         name: what writes, the same in all processes.
     """
     if writing.get() or backend().world().process_count == 1:
@@ -145,6 +145,18 @@ def make_folder(_: object, original: Callable[..., object], path: str) -> None:
     except FileExistsError:
         if not os.path.isdir(path):
             raise
+
+
+@hook(
+    "keras.saving.KerasFileEditor",
+    "save",
+    "all processes call it with one path: process 0 writes, and renames what is whole",
+)
+def save_edited(
+    _: object, original: Callable[..., object], editor: keras.saving.KerasFileEditor, filepath: Any
+) -> None:
+    """Hook on `KerasFileEditor.save`: as `save`, of a file that every process has read."""
+    once(lambda: whole_files.save(original, editor, filepath), None, "KerasFileEditor.save")
 
 
 @hook(

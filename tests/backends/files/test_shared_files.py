@@ -94,3 +94,39 @@ def test_a_model_without_variables_is_exported_by_one_process(on_ranks: Callable
     for rank, (writes, output, error) in enumerate(on_ranks("torch").on_each(_exported, str(tmp_path))):
         assert (writes, output) == (1 if rank == 0 else 0, 6.0)
         assert str(tmp_path / "model.other") in error
+
+
+def _edited(folder: str) -> tuple[int, list[np.ndarray], str]:
+    """How often a rank writes a file that all edit, what it holds, and an error's text."""
+    from unittest import mock
+
+    import h5py
+    import keras
+
+    import keras_flow as kf
+
+    path = Path(folder) / "edited.weights.h5"
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="dense")])
+        model.save_weights(Path(folder) / "model.weights.h5")
+        editor = keras.saving.KerasFileEditor(str(Path(folder) / "model.weights.h5"))
+        editor.delete_weight("dense", "1")
+        editor.add_weights("dense", {"1": np.arange(3.0)})
+        with mock.patch("h5py.File", wraps=h5py.File) as files:
+            for _ in range(3):
+                editor.save(path)
+        writes = sum("w" in str(call.args[1:]) + str(call.kwargs) for call in files.call_args_list)
+        model.load_weights(path)
+        try:
+            editor.save(Path(folder) / "edited.h5")
+        except (ValueError, kf.FlowError) as error:
+            return writes, model.get_weights(), str(error)
+    raise AssertionError("written under a name that the editor does not take")
+
+
+def test_an_edited_file_is_written_by_one_process(on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    for rank, (writes, weights, error) in enumerate(on_ranks("torch").on_each(_edited, str(tmp_path))):
+        assert writes == (3 if rank == 0 else 0)
+        assert weights[0].shape == (2, 3) and weights[1].tolist() == [0.0, 1.0, 2.0]
+        assert "expected a `.weights.h5` extension" in error
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["edited.weights.h5", "model.weights.h5"]
