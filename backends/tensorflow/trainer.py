@@ -93,6 +93,8 @@ class Steps:
             build_for_prediction(self.model, data)
         else:
             build(self.model, data)
+        if self.model.run_eagerly and self._on_one_device is None:
+            self._leave_mesh_for_variables()
         # given up for this model before: no new try for each batch
         if self._on_one_device is not None:
             return self._on_one_device(gathered(data, self.distribution))
@@ -106,6 +108,16 @@ class Steps:
         if is_first and batch.rows is not None:
             self.distribution.uneven_notice.see(batch.rows, self.distribution.num_model_replicas)
         return self._run(batch, data)
+
+    def _leave_mesh_for_variables(self) -> None:
+        """Let one device run the eager steps of a model with variables of TensorFlow's own.
+
+        A compiled step is given up where its trace changes one. An eager operation that does is run by each rank.
+        """
+        variable = unpartitioned.variable_of_tensorflow(self.model)
+        if variable is not None:
+            unpartitioned.say_eager_steps_run_on_one_device(self.model, variable, self.distribution.strict)
+            self._on_one_device = WholeStep(self.model, self.step, self.distribution, compile=False)
 
     def _run(self, batch: MeshBatch, data: object) -> object:
         # one program for each number of rows: DTensor needs static shapes
@@ -242,21 +254,36 @@ def build(model: keras.Model, data: object) -> None:
     """Make all variables before the step is traced, and have the layouts checked.
 
     A model with its own `train_step` may have no `call` to build by; its variables are then made as the step is traced.
+    So are its optimizer's: only the step knows which variables it gives to the optimizer.
     """
     optimizer = getattr(model, "optimizer", None)
-    if is_built(model) and (optimizer is None or optimizer.built) and _compiled_parts_are_built(model):
-        return
     own_step = type(model).train_step is not keras.Model.train_step
+    if is_built(model) and (optimizer is None or optimizer.built or own_step) and _compiled_parts_are_built(model):
+        return
     # KerasTensors instead of values: nothing is computed to learn the shapes
     shapes = tree.map_structure(_spec, data)
     try:
-        model._symbolic_build(data_batch=shapes)
+        with _left_unbuilt(optimizer) if own_step else contextlib.nullcontext():
+            model._symbolic_build(data_batch=shapes)
     except FlowError:
         raise
     except Exception:
         # the variables of a model with its own step are made as the step is traced
         if not own_step:
             raise
+
+
+@contextlib.contextmanager
+def _left_unbuilt(optimizer: keras.Optimizer | None) -> Iterator[None]:
+    """Keras, which builds an optimizer with its model, leaves this one as it is."""
+    if optimizer is None or optimizer.built:
+        yield
+        return
+    optimizer.built = True
+    try:
+        yield
+    finally:
+        optimizer.built = False
 
 
 def build_for_prediction(model: keras.Model, data: object) -> None:

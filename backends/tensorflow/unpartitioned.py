@@ -7,9 +7,11 @@ from weakref import WeakKeyDictionary
 
 import keras
 import tensorflow as tf
+from tensorflow.experimental import dtensor
 
 from keras_flow.backends.tensorflow.operators import replicated_operations
 from keras_flow.backends.tensorflow.traced_step import NAME_ATTRIBUTE, Trace, WholeOperations
+from keras_flow.current import reachable
 from keras_flow.errors import FlowError, LayoutFallback, warn
 
 #: model -> layer paths and operations for which the warning was given that every rank computes them whole
@@ -74,6 +76,38 @@ def say_runs_on_one_device(model: keras.Model, trace: Trace, error: Exception) -
             f"{model.name}: TensorFlow's DTensor cannot partition a step{what}: one device computes it from gathered "
             "weights, and the new ones are laid out again (the numbers are those of one device, nothing is gained, "
             "and that device holds the whole model)",
+            LayoutFallback,
+        )
+
+
+def variable_of_tensorflow(model: keras.Model) -> str | None:
+    """The name of a `tf.Variable`, or the class of a `tf.random.Generator`, that a step may change; None without one.
+
+    It is of no mesh: each rank changes it.
+    """
+    for kind in (tf.Variable, tf.random.Generator):
+        for found, _ in reachable.objects(kind, model):
+            if not isinstance(found, dtensor.DVariable):
+                return f"tf.Variable {found.name!r}" if isinstance(found, tf.Variable) else "tf.random.Generator"
+    return None
+
+
+def say_eager_steps_run_on_one_device(model: keras.Model, variable: str, strict: bool) -> None:
+    """Warn once of eager steps that may change a variable of TensorFlow's own.
+
+    Raises:
+        FlowError: the distribution is strict.
+    """
+    why = (
+        f"{model.name}: run_eagerly=True, and the model has a {variable}, which each rank would change (a "
+        "keras.Variable is laid over the ranks)"
+    )
+    if strict:
+        raise FlowError(f"{why}. Use run_eagerly=False and strict=False, or a keras.Variable")
+    if ("", variable) not in _said.setdefault(model, set()):
+        _said[model].add(("", variable))
+        warn(
+            f"{why}: one device computes its steps from gathered weights, and the new ones are laid out again",
             LayoutFallback,
         )
 

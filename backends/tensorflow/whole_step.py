@@ -10,11 +10,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from keras_flow.backends.files.shared_files import optimizers_of
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import rank_devices, world
 from keras_flow.backends.tensorflow.mesh_values import from_logical
 from keras_flow.backends.tensorflow.traced_step import compiled
 from keras_flow.backends.tensorflow.variables import to_host
+from keras_flow.current import reachable
 from keras_flow.current.distribution import Distribution, as_under, holding
 from keras_flow.current.keras_places import GLOBAL_SEED_GENERATOR, get_global_attribute
 from keras_flow.current.models import all_variables
@@ -57,13 +59,14 @@ class WholeStep:
 
     def run(self, *args: object, **kwargs: object) -> object:
         """Run the step on plain tensors; the results are plain tensors."""
-        found = _variables(self.model, self.with_optimizer)
+        found = self._variables()
         on_mesh = (variable for variable in found if isinstance(variable._value, dtensor.DVariable))
         # an optimizer and the model may list one variable twice; it must have one copy
         variables = list({id(variable): variable for variable in on_mesh}.values())
         values = [to_host(variable._value) for variable in variables]
         copies = [self._copy(variable, value) for variable, value in zip(variables, values, strict=True)]
         ours = as_under(self.distribution)
+        unbuilt = [optimizer for optimizer in self._optimizers() if not optimizer.built]
         # with a distribution active, the hooks would put what the step makes on the mesh again
         with holding(None), _standing_in(variables, copies), tf.device(self.device), ours:
             outputs = self._function(*args, **kwargs)
@@ -72,7 +75,33 @@ class WholeStep:
             if after.tobytes() != before.tobytes():
                 target = variable._value
                 target.assign(from_logical(after, target.layout, target.dtype))
+        for optimizer in unbuilt:
+            if optimizer.built:
+                self._lay_slots(optimizer)
         return outputs
+
+    def _variables(self) -> Iterator[keras.Variable]:
+        """All that a step may read or change, its closures' and the optimizers' too; the same one may come twice."""
+        yield from all_variables(self.model)
+        if self.with_optimizer:
+            yield from (variable for variable, _ in reachable.variables(self.model))
+        seeds = get_global_attribute(GLOBAL_SEED_GENERATOR)
+        if seeds is not None:
+            yield seeds.state
+
+    def _optimizers(self) -> Iterator[keras.Optimizer]:
+        """The optimizers whose slots the step may make: one with a loss scale has another one inside."""
+        for optimizer in optimizers_of(self.model) if self.with_optimizer else ():
+            yield optimizer
+            if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+                yield inner
+
+    def _lay_slots(self, optimizer: keras.Optimizer) -> None:
+        """Lay the slots that the step has made: what they were, which the compiled step knows, is their copy now."""
+        for slot in optimizer._variables:
+            if not isinstance(slot._value, dtensor.DVariable):
+                self._copies[id(slot)] = slot._value
+        self.distribution.lay_optimizer(optimizer)
 
     def _copy(self, variable: keras.Variable, value: np.ndarray) -> tf.Variable:
         if id(variable) not in self._copies:
@@ -85,17 +114,6 @@ class WholeStep:
             self._copies[id(variable)] = copy
         self._copies[id(variable)].assign(value)
         return self._copies[id(variable)]
-
-
-def _variables(model: keras.Model, with_optimizer: bool) -> Iterator[keras.Variable]:
-    """All that a step may read or change: of the model, its metrics, its optimizers, and Keras's own seeds."""
-    yield from all_variables(model)
-    optimizer = getattr(model, "optimizer", None) if with_optimizer else None
-    if optimizer is not None:
-        yield from optimizer.variables
-    seeds = get_global_attribute(GLOBAL_SEED_GENERATOR)
-    if seeds is not None:
-        yield seeds.state
 
 
 @contextmanager

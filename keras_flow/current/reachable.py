@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import keras
 import numpy as np
@@ -32,6 +32,7 @@ _HOLDERS = (
     *(keras.Initializer, keras.Regularizer, keras.optimizers.schedules.LearningRateSchedule),
 )
 _CONTAINERS = (list, tuple, deque)
+Kind = TypeVar("Kind")
 #: what containers may have millions of
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), np.ndarray, np.generic)
 
@@ -42,13 +43,23 @@ def variables(*roots: object) -> Iterator[tuple[keras.Variable, Owner]]:
     Args:
         roots: Keras's objects, functions of the user's, instances of the user's classes, or containers of them.
     """
+    return objects(keras.Variable, *roots)
+
+
+def objects(kind: type[Kind], *roots: object) -> Iterator[tuple[Kind, Owner]]:
+    """The objects of a kind that can be reached from some objects, as `variables` finds those of Keras.
+
+    Args:
+        kind: their class.
+        roots: as those of `variables`.
+    """
     seen: set[int] = set()
     waiting: list[tuple[object, Owner]] = [(root, None) for root in reversed(roots)]
     while waiting:
         value, owner = waiting.pop()
         if id(value) in seen:
             continue
-        if isinstance(value, keras.Variable):
+        if isinstance(value, kind):
             seen.add(id(value))
             yield value, owner
             continue
