@@ -207,7 +207,7 @@ ORDER = (
     ("runtime",),
     ("launch",),
     ("distributions", "tensors", "checkpoint"),
-    ("pipelines",),
+    ("pipelines", "npz"),
     ("servers",),
     ("callbacks",),
     ("comm",),

@@ -9,6 +9,7 @@ Horovod keeps the processes that are left; here all begin anew, and a job keeps 
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_flow import atomic
+from keras_flow import atomic, npz
 from keras_flow.errors import FlowError
 from keras_flow.hvd import ranks
 from keras_flow.hvd.collectives import broadcast_object
@@ -38,7 +39,7 @@ class CommittedState:
         self._committed: dict[str, Any] = {}
         for name, value in values.items():
             setattr(self, name, value)
-        self._committed_values = dict(values)
+        self._committed_values = copy.deepcopy(values)
 
     def variables(self) -> list[keras.Variable]:
         """The variables that belong to the state."""
@@ -46,7 +47,8 @@ class CommittedState:
 
     def commit(self) -> None:
         """Keep the values of now; rank 0 writes them into a file of the job."""
-        self._committed_values = {name: getattr(self, name) for name in self._names}
+        # copies: the program goes on changing its lists in place
+        self._committed_values = copy.deepcopy({name: getattr(self, name) for name in self._names})
         self._committed = {
             str(number): keras.ops.convert_to_numpy(each) for number, each in enumerate(self.variables())
         }
@@ -57,11 +59,11 @@ class CommittedState:
             except TypeError as error:
                 raise FlowError(f"hvd.elastic: a state keeps numbers, texts and lists of them: {error}") from error
             with atomic.beside(path) as new, new.open("wb") as file:
-                np.savez(file, allow_pickle=False, values=np.array(text), **self._committed)
+                npz.write(file, {"values": np.array(text), **self._committed})
 
     def restore(self) -> None:
         """Take back the values of the last commit."""
-        for name, value in self._committed_values.items():
+        for name, value in copy.deepcopy(self._committed_values).items():
             setattr(self, name, value)
         for number, variable in enumerate(self.variables()):
             if str(number) in self._committed:
@@ -78,9 +80,9 @@ class CommittedState:
         path = _file()
         if path is None or not path.exists() or ranks.rank() != 0:
             return
-        with np.load(path) as found:
-            self._committed_values = json.loads(str(found["values"]))
-            self._committed = {name: found[name] for name in found.files if name != "values"}
+        found = npz.read(path)
+        self._committed_values = json.loads(str(found.pop("values")))
+        self._committed = found
         self.restore()
 
 

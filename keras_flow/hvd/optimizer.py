@@ -44,6 +44,8 @@ class _Settings:
     scales_local: bool = True
     #: id of a variable -> the sum of its gradients so far; Keras would track an attribute of the optimizer
     sums: dict[int, keras.Variable] = field(default_factory=dict)
+    #: id of each variable that had a gradient in a pass: where a later pass has none, the sum still counts
+    reached: set[int] = field(default_factory=set)
 
 
 class DistributedMethods:
@@ -84,11 +86,17 @@ class DistributedMethods:
             return
         sums = [self._hvd.sums[id(each)] for each in variables]
         ops = keras.ops
-        totals = [ops.add(kept, backend().dense(new)) for kept, new in zip(sums, grads, strict=True)]
+        totals: list[Any] = []
+        for variable, kept, new in zip(variables, sums, grads, strict=True):
+            if new is not None:
+                self._hvd.reached.add(id(variable))
+                totals.append(ops.add(kept, backend().dense(new)))
+            else:
+                totals.append(kept.value if id(variable) in self._hvd.reached else None)
         is_due = ops.equal((self.iterations + 1) % self._hvd.passes, 0)  # type: ignore[attr-defined]
         gradients = self._reduced(totals, variables, is_due)
         if self._hvd.averages_passes:
-            gradients = [each / self._hvd.passes for each in gradients]
+            gradients = [None if each is None else each / self._hvd.passes for each in gradients]
         others = {id(each) for each in (*sums, self.iterations)}  # type: ignore[attr-defined]
         moved = [each for each in (*variables, *self.variables) if id(each) not in others]  # type: ignore[attr-defined]
         before = [ops.copy(each.value) for each in moved]
@@ -96,7 +104,8 @@ class DistributedMethods:
         for variable, value in zip(moved, before, strict=True):
             variable.assign(ops.where(is_due, variable.value, value))
         for kept, total in zip(sums, totals, strict=True):
-            kept.assign(ops.where(is_due, ops.zeros_like(total), total))
+            if total is not None:
+                kept.assign(ops.where(is_due, ops.zeros_like(total), total))
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """Return new values, on JAX; a loss scale looks whether the reduced gradients are finite."""

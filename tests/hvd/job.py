@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,35 @@ def training() -> None:
         np.testing.assert_allclose(found, wanted, atol=5e-3)
 
 
+class HasUnused(keras.layers.Dense):
+    """Has a weight that no result depends on."""
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        self.unused = self.add_weight(shape=(2,), name="unused")
+
+
+def without_a_gradient() -> None:
+    """A weight that the loss does not depend on stays, also where several passes are one update."""
+    for passes in (1, 2):
+        model = keras.Sequential([keras.layers.Input((FEATURES,)), HasUnused(1)])
+        optimizer = keras.optimizers.SGD(RATE)
+        model.compile(hvd.DistributedOptimizer(optimizer, backward_passes_per_step=passes), "mse")
+        hvd.broadcast_variables(model.variables, root_rank=0)
+        before = model.get_weights()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras names the weight
+            after, _ = trained(model)
+        check(after[-1], before[-1])
+        assert np.abs(after[0] - before[0]).max() > 1e-3
+    # a gradient of the first of two passes is in the update, though the second pass has none
+    weight = keras.Variable([1.0, 2.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), backward_passes_per_step=2)
+    for gradient in (keras.ops.ones(2), None):
+        optimizer.apply([gradient], [weight])
+    check(keras.ops.convert_to_numpy(weight), np.array([1.0, 2.0]) - RATE)
+
+
 def partial() -> None:
     """The bias of a layer of its own stays on its rank; the kernel is shared."""
     keras.utils.set_random_seed(3)
@@ -345,7 +375,8 @@ def main(folder: Path) -> None:
     with pytest.raises(kf.FlowError, match=r"call hvd.init\(\) first"):
         hvd.rank()
     hvd.init()
-    cases = [ranks, collectives, join, join_refuses, wrong_calls, uneven_steps, training, partial, loss_scale]
+    cases = [ranks, collectives, join, join_refuses, wrong_calls, uneven_steps, training, without_a_gradient]
+    cases += [partial, loss_scale]
     for case in cases:
         begun = time.monotonic()
         case()
