@@ -16,6 +16,8 @@ import keras
 import numpy as np
 from keras import tree
 
+from keras_flow.layout import itemsize
+
 
 def function_of(name: str) -> Callable[..., Any] | None:
     """The function for an operator of `keras.ops`; None where Keras has no operator of that name."""
@@ -93,6 +95,13 @@ def _conv(
     return keras.ops.conv(inputs, kernel, strides, padding, data_format, dilation_rate)
 
 
+def wide_indices(indices: Any) -> Any:
+    """Indices in at least 32 bits: in 8 bits, as JAX counts classes, the class 300 has the number 44."""
+    if itemsize(keras.backend.standardize_dtype(indices.dtype)) >= 4:
+        return indices
+    return keras.ops.cast(indices, "int32")
+
+
 def _one_hot(x: Any, num_classes: int, axis: int = -1, dtype: Any = None, sparse: bool = False) -> Any:
     """`keras.ops.one_hot`, which puts the classes along any dim but describes only axes from -1 up to `ndim - 1`."""
     ndim = len(x.shape)
@@ -101,7 +110,7 @@ def _one_hot(x: Any, num_classes: int, axis: int = -1, dtype: Any = None, sparse
         axis = -1 if axis == ndim else axis
     else:
         axis += ndim + 1
-    return keras.ops.one_hot(x, num_classes, axis, dtype, sparse)
+    return keras.ops.one_hot(wide_indices(x), num_classes, axis, dtype, sparse)
 
 
 def _hstack(xs: Sequence[Any]) -> Any:

@@ -125,9 +125,9 @@ def _one_hot(call: OperatorCall, inputs: Sequence[Layout], outputs: Sequence[Lay
     # the numbers of this rank's classes along the new dim: [1, ..., classes, ..., 1]
     shape = [1] * len(call.outputs[0])
     shape[new] = block.stop - block.start
-    numbers: Any = ops.arange(block.start, block.stop, dtype=indices.dtype)
-    classes = ops.reshape(numbers, shape)
-    return ops.cast(ops.equal(ops.expand_dims(indices, new), classes), call.option("dtype") or "float32")
+    wide: Any = keras_operators.wide_indices(indices)
+    classes = ops.reshape(ops.arange(block.start, block.stop, dtype=wide.dtype), shape)
+    return ops.cast(ops.equal(ops.expand_dims(wide, new), classes), call.option("dtype") or "float32")
 
 
 def _local_entries(call: OperatorCall, layout: Layout, rank: int) -> list[tuple[Any, int, int]] | None:

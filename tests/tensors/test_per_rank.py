@@ -8,7 +8,9 @@ import pytest
 from keras import ops
 
 import keras_flow as kf
-from tests.tensors.checking import close, spread
+from keras_flow.signatures import OperatorCall
+from keras_flow.tensors import per_rank
+from tests.tensors.checking import MESH, close, spread
 from tests.tensors.engines import on_numpy
 
 
@@ -108,3 +110,14 @@ def test_one_hot_along_any_dim() -> None:
     for axis in (-4, 3):
         with pytest.raises(ValueError, match="axis"):
             kf.ops.one_hot(spread(value, "B,B"), 5, axis=axis)
+
+
+@on_numpy
+def test_one_hot_of_small_unsigned_indices() -> None:
+    value = np.array([0, 44, 255], "uint8")
+    wanted = np.eye(600, dtype="float32")[value]
+    assert np.array_equal(kf.ops.one_hot(spread(value, "B,B"), 600).numpy(), wanted)
+    call = OperatorCall("one_hot", ((3,),), ((3, 600),), {"num_classes": 600})
+    whole, split = kf.Layout(MESH, "B,B", (3,)), kf.Layout(MESH, "S(1),S(1)", (3, 600))
+    shards = [per_rank._one_hot(call, [whole], [split], rank, keras.ops.convert_to_tensor(value)) for rank in range(4)]
+    assert np.array_equal(np.concatenate([keras.ops.convert_to_numpy(shard) for shard in shards], 1), wanted)
