@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import keras
 
 from keras_flow.errors import FlowError
+from keras_flow.layout import itemsize
 from keras_flow.pipelines.graph import Call, CallGraph
 
 #: the length that is assumed where a shape does not say it
@@ -140,9 +141,12 @@ def check(graph: CallGraph, stages: Sequence[int], count: int) -> None:
 
 def bytes_of(tensor: keras.KerasTensor) -> int:
     """Bytes of a tensor for one row."""
-    lengths = [_UNKNOWN if length is None else length for length in tensor.shape[1:]]
-    dtype = keras.backend.standardize_dtype(tensor.dtype)
-    return math.prod(lengths) * (1 if dtype == "bool" else int(re.findall(r"\d+", dtype)[0]) // 8)
+    return _elements(tensor) * itemsize(keras.backend.standardize_dtype(tensor.dtype))
+
+
+def _elements(tensor: keras.KerasTensor) -> int:
+    """Elements of a tensor for one row."""
+    return math.prod(_UNKNOWN if length is None else length for length in tensor.shape[1:])
 
 
 def _crossing_bytes(graph: CallGraph, place: int) -> float:
@@ -162,7 +166,7 @@ def operations(graph: CallGraph, call: Call) -> float:
     Of a weight each element is used once for each place of the output: 64 kernels of 3x3x3 for an image of 8x8 places
     make 64 * 27 * 64. An embedding reads its rows.
     """
-    elements = sum(bytes_of(graph.tensors[key]) / 4 for key in call.outputs)
+    elements = sum(_elements(graph.tensors[key]) for key in call.outputs)
     if isinstance(call.operation, keras.layers.Embedding):
         return elements
     shape = graph.tensors[call.outputs[0]].shape if call.outputs else ()

@@ -43,6 +43,18 @@ def test_a_cut_by_cost_is_the_best_one(stages: int) -> None:
     assert slowest(tuple(chosen.index(stage) for stage in range(stages))) == best
 
 
+def test_a_cut_by_cost_counts_elements_of_any_size() -> None:
+    costs = {}
+    for policy in ("float32", "bfloat16"):
+        keras.config.set_dtype_policy(policy)
+        try:
+            calls = graph.of(_transformer())
+        finally:
+            keras.config.set_dtype_policy("float32")
+        costs[policy] = [cutting.operations(calls, call) for call in calls.calls]
+    assert costs["bfloat16"] == costs["float32"]
+
+
 def test_weights_are_where_their_stage_is() -> None:
     with _pipeline(stages=[["up"], ["down"]]).scope():
         model = keras.Sequential([keras.Input((4,)), layers.Dense(8, name="up"), layers.Dense(2, name="down")])
