@@ -28,6 +28,7 @@ from keras_flow.backends.hooking import Hook, always, declared, distribution_of_
 from keras_flow.backends.reading import row_order
 from keras_flow.backends.rendezvous import alone, meeting
 from keras_flow.current import dry_run, loops, models, pausing
+from keras_flow.current.batch import rows_asked
 from keras_flow.current.creator import creating
 from keras_flow.current.distribution import Distribution, active, as_under, holding
 from keras_flow.current.dry_run import is_dry_run
@@ -172,8 +173,8 @@ def _keras_alone(distribution: Distribution) -> Iterator[None]:
 
 def _batch_size(original: Callable[..., object], given: dict[str, object]) -> int | None:
     """The `batch_size` of a call for arrays (Keras's default is 32); None where the data say it themselves."""
-    asked = given.get("batch_size")
-    if isinstance(asked, int) and asked:  # 0 is the default, too
+    asked = rows_asked(given.get("batch_size"))
+    if asked:  # 0 is the default, too
         return asked
     takes_size = "batch_size" in inspect.signature(original).parameters
     return 32 if takes_size and isinstance(given.get("x"), np.ndarray) else None
@@ -188,7 +189,7 @@ def _check(model: keras.Model, distribution: Distribution) -> None:
 
 def _refuse_empty(given: dict[str, object], method: str) -> None:
     data, size = given.get("x"), given.get("batch_size")
-    if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0):
+    if size is not None and rows_asked(size) is None:
         raise FlowError(
             f"{method} was given batch_size={size!r}; legal is a whole number of at least 1 (rows); 0 and "
             "None stand for Keras's default"

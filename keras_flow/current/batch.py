@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,17 @@ class BatchPlan:
     def block(self, index: int) -> tuple[int, int]:
         """Start and stop of the rows of one data rank, by the balanced split rule."""
         return balanced(self.rows, self.replicas, index)
+
+
+def rows_asked(batch_size: object) -> int | None:
+    """The number of rows that a user's `batch_size` says, NumPy's whole numbers among them; None where it says none.
+
+    >>> rows_asked(np.int64(30)), rows_asked(0), rows_asked(True), rows_asked(2.0)
+    (30, 0, None, None)
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, numbers.Integral) or batch_size < 0:
+        return None
+    return int(batch_size)
 
 
 def rows_of(leaves: Sequence[object]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import keras
 from keras_flow import sbp
 from keras_flow.backends.active import backend
 from keras_flow.backends.row_wise import row_sums
+from keras_flow.current.batch import rows_asked
 from keras_flow.current.models import owners_of
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.distributions.dry_run import dry_run
@@ -60,7 +61,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     Raises:
         FlowError: the model is not built, or `batch_size` is no number of rows.
     """
-    check_rows(batch_size)
+    batch_size = checked_rows(batch_size)
     capabilities = backend().capabilities
     graph = graphs.graph_of(model, batch_size, is_leaf)
     placed = _placed(distribution, model)
@@ -124,14 +125,15 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     )
 
 
-def check_rows(batch_size: int) -> None:
-    """Refuse what is no number of rows.
+def checked_rows(batch_size: object) -> int:
+    """The rows of a batch of this size.
 
     Raises:
-        FlowError: it is none.
+        FlowError: it is no number of rows.
     """
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise FlowError(f"explain was given batch_size={batch_size!r}; legal is a whole number of at least 1")
+    if rows := rows_asked(batch_size):
+        return rows
+    raise FlowError(f"explain was given batch_size={batch_size!r}; legal is a whole number of at least 1")
 
 
 def _slot_layout(distribution: FlowDistribution, given: VariableLayout) -> Layout:

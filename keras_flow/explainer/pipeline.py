@@ -89,6 +89,7 @@ def explain_pipeline(
     Raises:
         FlowError: `batch_size` is no number of rows, or there are fewer rows than micro-batches.
     """
+    batch_size = whole.checked_rows(batch_size)
     model, stages, schedule = pipeline.model, pipeline.stages, pipeline.schedule
     step = step_of(distribution, pipeline, batch_size)
     costs = asked_schedule.costs(step.operations)
@@ -144,7 +145,7 @@ def step_of(distribution: FlowDistribution, pipeline: StagedModel, batch_size: i
     Raises:
         FlowError: `batch_size` is no number of rows, or there are fewer rows than micro-batches.
     """
-    whole.check_rows(batch_size)
+    batch_size = whole.checked_rows(batch_size)
     model, calls, stages, schedule = pipeline.model, pipeline.graph, pipeline.stages, pipeline.schedule
     if batch_size < schedule.microbatches:
         raise FlowError(

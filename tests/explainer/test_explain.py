@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import keras
+import numpy as np
 import pytest
 from keras import layers
 
@@ -74,6 +75,13 @@ def test_a_model_that_is_not_built() -> None:
     distribution = kf.DataParallel(kf.Placement(range(4)))
     with pytest.raises(kf.FlowError, match=r"model 'm' is not built.*call model.build\(\(None, \.\.\.\)\)"):
         distribution.explain(keras.Sequential([layers.Dense(4)], name="m"), 32)
+
+
+def test_a_batch_size_of_numpy() -> None:
+    distribution = kf.DataParallel(kf.Placement(range(4)))
+    found = distribution.explain(dense(4), np.int64(32))  # type: ignore[arg-type]
+    assert type(found.batch_size) is int
+    assert found == distribution.explain(dense(4), 32)
 
 
 @pytest.mark.parametrize("batch_size", [0, 2.5, True, None])
