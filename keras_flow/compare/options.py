@@ -79,6 +79,15 @@ class CompareJob:
     traces: str | None = None
     perturbed: bool = False
 
+    @property
+    def of_backend(self) -> Path:
+        """The folder of what all runs of the backend have in common."""
+        return Path(self.folder) / self.backend
+
+    def of_run(self, layout: str) -> Path:
+        """The folder of one layout's run; by number, because a layout's name may be any text."""
+        return self.of_backend / str(self.layouts.index(layout))
+
     def write(self, path: Path) -> None:
         """Write the job for the process."""
         path.write_text(json.dumps(asdict(self)))

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -19,7 +19,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from keras_flow import __version__, atomic
+from keras_flow import __version__, atomic, npz
 from keras_flow.backends.engine_process import EngineProcess
 from keras_flow.backends.engines import ENGINES, require_known, that_train
 from keras_flow.compare import deviations, html, table
@@ -71,17 +71,17 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
                 _run(job, "train", progress, check)
             for job in jobs:
                 _run(job, "evaluate", progress, check)
+            # the processes only write files, so that a reader of them needs no engine
+            runs = {
+                (job.backend, layout): json.loads((job.of_run(layout) / "run.json").read_text())
+                for job in jobs
+                for layout in layouts
+            }
             weights: dict[tuple[str, str], deviations.Deviation] = {}
             for job in jobs:
-                found = {layout: _weights_of(folder, job.backend, layout) for layout in layouts}
-                if over := [layout for layout, each in found.items() if not each.of_tolerance <= 1]:
-                    again = _perturbed(job)
-                    _run(again, "train", progress, check)
-                    moved = _weights(Path(again.folder) / f"final-{job.backend}-1.npz")
-                    found |= {layout: _weights_of(folder, job.backend, layout, moved) for layout in over}
+                found = _weights_of(job, runs, lambda again: _run(again, "train", progress, check))
                 weights |= {(job.backend, layout): each for layout, each in found.items()}
-        # the processes only write files, so that a reader of them needs no engine
-        result = judge(options, jobs, folder, skipped, weights)
+        result = judge(options, jobs, runs, skipped, weights)
     result.write(options.out / "report.json")
     atomic.write_text(options.out / "report.html", html.page(result))
     return result
@@ -196,27 +196,27 @@ def _run(job: CompareJob, action: str, progress: Progress, check: RulesCheck) ->
     progress.update(waiting, completed=1, visible=not tasks)
 
 
+def _events(job: CompareJob) -> Iterator[dict]:
+    """What a process has written of its steps so far; it may be writing the last line now."""
+    path = Path(job.folder) / f"events-{job.backend}.jsonl"
+    if path.exists():
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
 def _last_words(job: CompareJob, action: str) -> str:
     """What a process has written of its last step."""
-    events = Path(job.folder) / f"events-{job.backend}.jsonl"
-    written = events.read_text().rsplit("}", 1)[0].splitlines() if action == "train" and events.exists() else []
-    if not written:
+    events = list(_events(job)) if action == "train" else []
+    if not events:
         return f"{job.backend}: {'starting' if action == 'train' else 'all weights, evaluated'}"
-    event = json.loads(written[-1] + "}")
+    event = events[-1]
     return f"{job.backend} {event['layout']}: step {event['step']} of {event['steps']}, its loss {event['loss']:.4f}"
 
 
 def _follow(job: CompareJob, tasks: dict[str, TaskID], progress: Progress) -> None:
     """Show the last step of each layout that the process has written of."""
-    events = Path(job.folder) / f"events-{job.backend}.jsonl"
-    if not events.exists():
-        return
-    last: dict[str, dict] = {}
-    for line in events.read_text().splitlines():
-        # the process may be writing its last line now
-        if line.endswith("}"):
-            event = json.loads(line)
-            last[event["layout"]] = event
+    last = {event["layout"]: event for event in _events(job)}
     for layout, event in last.items():
         if layout not in tasks:
             tasks[layout] = progress.add_task(f"{job.backend}: {layout}", total=event["steps"], note="")
@@ -226,7 +226,7 @@ def _follow(job: CompareJob, tasks: dict[str, TaskID], progress: Progress) -> No
 def judge(
     options: CompareOptions,
     jobs: list[CompareJob],
-    folder: Path,
+    raw: Mapping[tuple[str, str], dict],
     skipped: dict[str, str],
     weights: Mapping[tuple[str, str], deviations.Deviation],
 ) -> Comparison:
@@ -235,7 +235,7 @@ def judge(
     Args:
         options: of the command line.
         jobs: one for each backend, the reference for the other backends first.
-        folder: where the processes wrote.
+        raw: backend and layout -> what the process wrote of the run.
         skipped: backends left out -> why.
         weights: backend and layout -> how far the final weights are from those of one device.
     """
@@ -244,16 +244,15 @@ def judge(
     random_layers = False
     found_versions: dict[str, str] = {}
     # each backend's evaluation of the weights of all
-    evaluated = {job.backend: json.loads((folder / f"evaluated-{job.backend}.json").read_text()) for job in jobs}
-    raw = {
-        (job.backend, layout): json.loads((folder / f"run-{job.backend}-{layout}.json").read_text())
-        for job in jobs
-        for layout in job.layouts
+    evaluated = {
+        job.backend: json.loads((Path(job.folder) / f"evaluated-{job.backend}.json").read_text()) for job in jobs
     }
+    job_of = {job.backend: job for job in jobs}
     for (backend, layout), run in raw.items():
         random_layers |= run["random_layers"]
         found_versions |= run["versions"]
         judged = not raw[(jobs[0].backend, layout)]["random_layers"]
+        folder = job_of[backend].of_run(layout)
         result = _run_result(folder, run, raw, evaluated, ranks_of(layout), judged, weights[backend, layout])
         runs.append(result)
         failures += _failures(result)
@@ -288,15 +287,15 @@ def _environment() -> dict[str, str]:
 def _run_result(
     folder: Path,
     run: dict,
-    raw: dict,
+    raw: Mapping[tuple[str, str], dict],
     evaluated: dict,
     named: int | None,
     between_judged: bool,
     weights: deviations.Deviation,
 ) -> RunResult:
-    """One run, with its deviations from one device and from the first backend."""
+    """One run, which wrote into `folder`, with its deviations from one device and from the first backend."""
     backend, layout = run["backend"], run["layout"]
-    shapes, bytes_of, declared = _shards(folder, backend, layout)
+    shapes, bytes_of, declared = _shards(folder)
     single = raw[(backend, "1")]
     first = next(iter(raw.values()))["backend"]
     loss = deviations.of_losses(run["losses"], single["losses"])
@@ -325,7 +324,7 @@ def _run_result(
         between_share=between / deviations.between_limit(run["losses"])
         if between is not None and between_judged
         else None,
-        evaluated={name: values[f"{backend}-{layout}"] for name, values in evaluated.items()},
+        evaluated={name: values[f"{backend}/{folder.name}"] for name, values in evaluated.items()},
         hierarchy=hierarchy,
         received_per_step=run["received_per_step"],
         peak_per_rank=run["peak_per_rank"],
@@ -388,12 +387,12 @@ def _known(program: ProgramFacts, runs: Sequence[RunResult]) -> list[Known]:
     return found
 
 
-def _shards(folder: Path, backend: str, layout: str) -> tuple[dict, dict[int, int], dict[str, str]]:
+def _shards(folder: Path) -> tuple[dict, dict[int, int], dict[str, str]]:
     """What the ranks of a run physically hold: shapes by rank and path, bytes by rank; and the declared layouts."""
     shapes: dict[int, dict[str, list[int]]] = {}
     bytes_of: dict[int, int] = {}
     declared: dict[str, str] = {}
-    for file in sorted(folder.glob(f"held-{backend}-{layout}-*.json")):
+    for file in sorted(folder.glob("held-*.json")):
         of_process = json.loads(file.read_text())
         shapes |= {int(rank): paths for rank, paths in of_process["shapes"].items()}
         bytes_of |= {int(rank): count for rank, count in of_process["bytes"].items()}
@@ -402,15 +401,29 @@ def _shards(folder: Path, backend: str, layout: str) -> tuple[dict, dict[int, in
 
 
 def _weights_of(
-    folder: Path, backend: str, layout: str, perturbed: Sequence[np.ndarray] | None = None
-) -> deviations.Deviation:
-    """How far the final weights of a run are from those of one device."""
-    own, single = (_weights(folder / f"final-{backend}-{name}.npz") for name in (layout, "1"))
-    initial = _weights(folder / f"initial-{backend}.npz")
-    run = json.loads((folder / f"run-{backend}-{layout}.json").read_text())
-    return deviations.of_weights(own, single, initial, len(run["losses"]), perturbed)
+    job: CompareJob, runs: Mapping[tuple[str, str], dict], train: Callable[[CompareJob], None]
+) -> dict[str, deviations.Deviation]:
+    """How far the final weights of each layout are from those of one device.
+
+    Args:
+        job: it has been trained.
+        runs: backend and layout -> what the process wrote of the run.
+        train: trains one device once more, where a layout is over the tolerance.
+    """
+    initial, single = (_weights(path) for path in (job.of_backend / "initial.npz", job.of_run("1") / "final.npz"))
+
+    def of(layout: str, perturbed: Sequence[np.ndarray] | None = None) -> deviations.Deviation:
+        steps = len(runs[job.backend, layout]["losses"])
+        return deviations.of_weights(_weights(job.of_run(layout) / "final.npz"), single, initial, steps, perturbed)
+
+    found = {layout: of(layout) for layout in job.layouts}
+    if over := [layout for layout, each in found.items() if not each.of_tolerance <= 1]:
+        again = _perturbed(job)
+        train(again)
+        moved = _weights(again.of_run("1") / "final.npz")
+        found |= {layout: of(layout, moved) for layout in over}
+    return found
 
 
-def _weights(file_name: Path) -> list[np.ndarray]:
-    with np.load(file_name) as file:
-        return [file[name] for name in file.files]
+def _weights(path: Path) -> list[np.ndarray]:
+    return list(npz.read(path).values())

@@ -17,9 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from keras_flow import npz
 from keras_flow.compare.options import CompareJob
 from keras_flow.errors import FlowError
 
+#: the final weights of a run, as every backend reads them
+_FINAL = "final.weights.h5"
 #: steps in a timeline: the first of them may still compile
 _TRACED_STEPS = 3
 
@@ -78,7 +81,8 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
     from keras_flow.current.distribution import as_under
     from keras_flow.user_file import length_of
 
-    folder = Path(job.folder)
+    folder = job.of_run(layout)
+    folder.mkdir(parents=True, exist_ok=True)
     # names begin anew, so that variables have the same paths in each run
     keras.utils.clear_session()
     keras.utils.set_random_seed(job.seed)
@@ -87,7 +91,7 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
     # one device is stock Keras, which draws what the distributions draw
     with distribution.scope() if distribution is not None else as_under(alone):
         model = user_file.built_model(module, lambda: data.x)  # type: ignore[arg-type, attr-defined]
-        initial = folder / "initial.weights.h5"
+        initial = Path(job.folder) / "initial.weights.h5"
         # the first run of all, on the first backend, writes the weights that all others load
         if not initial.exists():
             model.save_weights(initial)
@@ -95,7 +99,7 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
         if job.perturbed:
             model.set_weights([_next(value, index) for index, value in enumerate(model.get_weights())])
         elif layout == "1":
-            np.savez(folder / f"initial-{job.backend}.npz", *model.get_weights())
+            _write_weights(job.of_backend / "initial.npz", model.get_weights())
         per_epoch = -(-length_of(data.x) // job.batch_size)  # type: ignore[attr-defined]
         steps = min(job.steps or per_epoch * (job.epochs or 1), per_epoch * job.epochs if job.epochs else sys.maxsize)
         batches = Ordered(data.x, data.y, job.batch_size, job.seed, steps)  # type: ignore[attr-defined]
@@ -104,21 +108,21 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
         model.fit(iter(batches), epochs=steps, steps_per_epoch=1, verbose=0, shuffle=False, callbacks=[watch])  # type: ignore[arg-type]
         rows = (data.x_val, data.y_val) if data.x_val is not None else (data.x, data.y)  # type: ignore[attr-defined]
         logs = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)  # type: ignore[arg-type]
-        model.save_weights(folder / f"final-{job.backend}-{layout}.weights.h5")
+        model.save_weights(folder / _FINAL)
         # on torch a collective: all ranks call it, one writes
         weights = model.get_weights()
     explained = _explained(distribution, model, job.batch_size)
     computed = distribution.computed_on(model) if isinstance(distribution, kf.PipelineParallel) else ()
-    _write_shards(folder, job.backend, layout, model, computed)
+    _write_shards(folder, layout, model, computed)
     if job.traces is not None and distribution is not None:
         # after all that is compared: these steps train on
         more = Ordered(data.x, data.y, job.batch_size, job.seed, _TRACED_STEPS)  # type: ignore[attr-defined]
-        with kf.trace(Path(job.traces) / f"trace-{job.backend}-{layout}.json"):
+        with kf.trace(Path(job.traces) / f"trace-{job.backend}-{layout.replace('/', '_')}.json"):
             model.fit(iter(more), epochs=1, steps_per_epoch=_TRACED_STEPS, verbose=0, shuffle=False)  # type: ignore[arg-type]
     if not leads:
         return
-    np.savez(folder / f"final-{job.backend}-{layout}.npz", *weights)
-    (folder / f"run-{job.backend}-{layout}.json").write_text(
+    _write_weights(folder / "final.npz", weights)
+    (folder / "run.json").write_text(
         json.dumps(
             {
                 "backend": job.backend,
@@ -141,9 +145,13 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
     )
 
 
+def _write_weights(path: Path, weights: Iterable[np.ndarray]) -> None:
+    npz.write(path, {str(number): weight for number, weight in enumerate(weights)})
+
+
 def _next(weight: np.ndarray, seed: int) -> np.ndarray:
     """A weight, each element moved to the next number above or below it; 0 stays."""
-    if weight.dtype.kind != "f":
+    if "float" not in weight.dtype.name:  # the kind of bfloat16 is no float's
         return weight
     towards = np.where(np.random.default_rng(seed).random(weight.shape) < 0.5, -np.inf, np.inf).astype(weight.dtype)
     return np.where(weight == 0, weight, np.nextafter(weight, towards))
@@ -219,7 +227,7 @@ def _versions(backend: str) -> dict[str, str]:
     return {name: versions.installed(name) or "" for name in ("keras", backend)}
 
 
-def _write_shards(folder: Path, backend: str, layout: str, model: object, computed: Iterable[int]) -> None:
+def _write_shards(folder: Path, layout: str, model: object, computed: Iterable[int]) -> None:
     """Write the shapes and bytes that the ranks of this process hold, read from the engine's live arrays.
 
     Also of the ranks that have `computed` and hold no weights between steps.
@@ -247,8 +255,8 @@ def _write_shards(folder: Path, backend: str, layout: str, model: object, comput
                     f"{variable.path}: rank {rank} holds {shard.shape}, its layout says "
                     f"{layout_of.layout.local_shape(rank)}: the declared split is not physical"
                 )
-    name = f"held-{backend}-{layout}-{'-'.join(sorted(shapes))}.json"
-    (folder / name).write_text(json.dumps({"shapes": shapes, "bytes": bytes_of, "declared": declared}))
+    path = folder / f"held-{'-'.join(sorted(shapes))}.json"
+    path.write_text(json.dumps({"shapes": shapes, "bytes": bytes_of, "declared": declared}))
 
 
 def _watch(job: CompareJob, layout: str, steps: int, leads: bool):
@@ -304,10 +312,10 @@ def evaluate(path: str) -> None:
     keras.utils.set_random_seed(job.seed)
     model = user_file.built_model(module, lambda: data.x)
     losses = {}
-    for file in sorted(folder.glob("final-*.weights.h5")):
+    for file in sorted(folder.glob(f"*/*/{_FINAL}")):
         model.load_weights(file)
         logs = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)  # type: ignore[arg-type]
-        losses[file.name.removeprefix("final-").removesuffix(".weights.h5")] = float(logs["loss"])
+        losses[file.parent.relative_to(folder).as_posix()] = float(logs["loss"])
     (folder / f"evaluated-{job.backend}.json").write_text(json.dumps(losses))
 
 

@@ -1,0 +1,61 @@
+"""What the processes of a comparison write, as the process that started them reads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from keras_flow.compare import deviations, runner, worker
+from keras_flow.compare.options import CompareJob
+
+
+def job(folder: Path, *layouts: str) -> CompareJob:
+    found = CompareJob("mine.py", "jax", layouts, 1, None, 2, 0, str(folder))
+    for layout in layouts:
+        found.of_run(layout).mkdir(parents=True)
+    return found
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_layouts_whose_names_begin_alike_keep_their_ranks_apart(tmp_path: Path) -> None:
+    own = job(tmp_path, "1", "pp2", "pp2-zbv", "pp2/zbv")
+    for layout, ranks in (("pp2", (0, 1)), ("pp2-zbv", (0, 1, 2)), ("pp2/zbv", (3,))):
+        worker._write_shards(own.of_run(layout), layout, SimpleNamespace(weights=[]), ranks)
+    assert [list(runner._shards(own.of_run(layout))[0]) for layout in own.layouts] == [[], [0, 1], [0, 1, 2], [3]]
+
+
+def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
+    own, path = job(tmp_path, "1"), tmp_path / "events-jax.jsonl"
+    line = json.dumps({"backend": "jax", "layout": "1", "step": 5, "steps": 10, "loss": 0.25})
+    path.write_text(line[:9])
+    assert runner._last_words(own, "train") == "jax: starting"
+    path.write_text(f"{line}\n{line[:-1]}")
+    assert runner._last_words(own, "train") == "jax 1: step 5 of 10, its loss 0.2500"
+
+
+def test_weights_of_bfloat16_are_compared_and_perturbed(tmp_path: Path) -> None:
+    own = job(tmp_path, "1", "dp2")
+    first = np.linspace(-1, 1, 6, dtype="float32").astype(ml_dtypes.bfloat16)
+    bit = worker._next(first, 0)
+    assert bit.dtype == first.dtype and (bit != first).all()
+    worker._write_weights(own.of_backend / "initial.npz", [first])
+    for layout, weights in (("1", first * 2), ("dp2", bit)):
+        worker._write_weights(own.of_run(layout) / "final.npz", [weights])
+    runs = {("jax", layout): {"losses": [1.0]} for layout in own.layouts}
+    trained: list[CompareJob] = []
+
+    def train(again: CompareJob) -> None:
+        trained.append(again)
+        again.of_run("1").mkdir(parents=True)
+        worker._write_weights(again.of_run("1") / "final.npz", [first * 2])
+
+    (tmp_path / "initial.weights.h5").touch()
+    found = runner._weights_of(own, runs, train)
+    assert isinstance(found["1"], deviations.Deviation) and found["1"].value == 0
+    assert found["dp2"].of_tolerance > 1
+    assert [each.perturbed for each in trained] == [True]
