@@ -117,7 +117,8 @@ def _called(module: ModuleType, name: str) -> object:
     except FlowError:
         raise
     except Exception as error:
-        raise FlowError(f"{name}() fails{_where(error)}: {type(error).__name__}: {error}") from error
+        said = symbolic.COLOURS.sub("", str(error))  # Keras writes a part of its errors in bold
+        raise FlowError(f"{name}() fails{_where(error)}: {type(error).__name__}: {said}") from error
 
 
 def load_data(module: ModuleType) -> Data:
@@ -152,8 +153,8 @@ def length_of(data: object) -> int:
     return lengths.pop()
 
 
-def build_model(module: ModuleType) -> keras.Model:
-    """Call the file's `build_model`; returns the compiled model.
+def build_model(module: ModuleType, compiled: bool = True) -> keras.Model:
+    """Call the file's `build_model`; returns the model, which is compiled unless it need not be.
 
     Raises:
         FlowError: it fails, or returns no Keras model, or one that is not compiled.
@@ -162,8 +163,9 @@ def build_model(module: ModuleType) -> keras.Model:
 
     model = _called(module, "build_model")
     if not isinstance(model, keras.Model):
-        raise FlowError(f"build_model() must return a compiled keras.Model, got {type(model).__name__}")
-    if not model.compiled:
+        legal = "a compiled keras.Model" if compiled else "a keras.Model"
+        raise FlowError(f"build_model() must return {legal}, got {type(model).__name__}")
+    if compiled and not model.compiled:
         raise FlowError("build_model() returned a model that is not compiled: call model.compile(...) in it")
     return model
 

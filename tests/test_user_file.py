@@ -79,6 +79,19 @@ def test_a_model_that_is_none_or_not_compiled(tiny: ModuleType) -> None:
     assert user_file.build_model(tiny).name == "tiny"
 
 
+def test_a_layer_that_fails_is_told_without_the_colours_of_keras() -> None:
+    class Wrong(keras.layers.Layer):
+        def call(self, x: object) -> object:
+            return keras.ops.matmul(x, keras.ops.ones((7, 7)))
+
+    def build() -> keras.Model:
+        return keras.Sequential([keras.Input((16,)), Wrong()])
+
+    with pytest.raises(kf.FlowError, match=r"^build_model\(\) fails \(test_user_file.py, line \d+\): ") as error:
+        user_file.build_model(module(build_model=build), compiled=False)
+    assert "Could not automatically infer" in str(error.value) and "\x1b" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [

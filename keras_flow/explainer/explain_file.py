@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from keras_flow import user_file
 from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
@@ -46,7 +44,4 @@ def explain_file(file: str | Path, layout: str, batch_size: int, ranks: int | No
             raise FlowError("layout '1' is one device: there is nothing to explain; legal are dpN, tpN, AxB, ppN")
         distribution: Any = maker()
         with distribution.scope():
-            model = module.build_model()
-            if not isinstance(model, keras.Model):
-                raise FlowError(f"build_model() must return a keras.Model, got {type(model).__name__}")
-            return distribution.explain(model, batch_size)
+            return distribution.explain(user_file.build_model(module, compiled=False), batch_size)
