@@ -119,12 +119,11 @@ def _entered(
                 with _keras_alone(distribution):
                     return original(model, *args, **kwargs)
             own_steps = distribution.own_steps(model)
+            if models.is_built(model) and not outer and (name in _FUNCTIONS or model not in _begun):
+                _compare_copies(model, with_state=own_steps is None)
             if own_steps is not None:
                 with own_steps, holding(None), as_under(distribution):
                     return original(model, *args, **kwargs)
-            # those with steps of their own (pipelines) keep a state on the ranks that use it alone
-            if models.is_built(model) and not outer and (name in _FUNCTIONS or model not in _begun):
-                _compare_copies(model)
             with distribution.uneven_notice.expecting(_batch_size(original, given)):
                 result = original(model, *args, **kwargs)
             if name == "fit":
@@ -149,11 +148,18 @@ def _make_again(model: keras.Model, outer: Sequence[loops.Loop]) -> None:
             getattr(model, f"make_{_FUNCTIONS[loop.name]}_function")()
 
 
-def _compare_copies(model: keras.Model) -> None:
-    """Compare the weights that a loop begins with, where each process has given its ranks their values."""
+def _compare_copies(model: keras.Model, with_state: bool = True) -> None:
+    """Compare the weights that a loop begins with, where each process has given its ranks their values.
+
+    Args:
+        model: whose loop begins.
+        with_state: also compare what calls assign. A pipeline keeps it on the ranks that use it alone.
+    """
     _begun.add(model)
     if backend().world().process_count > 1 and not is_dry_run():
-        copies.compare(copies.variables_of(model), backend().shards)
+        state = set() if with_state else {id(variable) for variable in model.non_trainable_variables}
+        variables = [variable for variable in copies.variables_of(model) if id(variable) not in state]
+        copies.compare(variables, backend().shards)
 
 
 def _compare_state(model: keras.Model) -> None:

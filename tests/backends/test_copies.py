@@ -71,6 +71,12 @@ def main():
         refused(lambda: late.fit(batches(), steps_per_epoch=2, verbose=0), "own/kernel'")
         right.layers[0].kernel.assign(kernel)
         right.fit(x, y, verbose=0)
+    if keras.config.backend() == "torch":  # elsewhere one rank of a stage has its weights, and gives them to the others
+        with kf.PipelineParallel(kf.Placement([[0, 1], [2, 3]], axis_names=("pipe", "data"))).scope():
+            staged = model_of()
+        staged.fit(x, y, verbose=0)
+        staged.layers[1].kernel.assign(np.full((4, 1), 1.0 + mine))
+        refused(lambda: staged.fit(x, y, verbose=0), "/kernel'")
     if kf.env.is_main_process():
         print("all were told")
 
