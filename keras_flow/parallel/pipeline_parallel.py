@@ -253,6 +253,8 @@ class PipelineParallel(ExplainedDistribution):
         optimizer: Any = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)  # while hooks say where its slots are
+        if model.train_function is None:  # the model was compiled, or quantized, since the last step
+            pipeline.forget_programs()
         steps = {"train": pipeline.train, "test": pipeline.test, "predict": pipeline.predict}
         for name, step in steps.items():
             setattr(model, f"{name}_function", backend().step_function(model, name, step))

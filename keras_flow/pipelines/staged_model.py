@@ -57,6 +57,7 @@ class StagedModel:
         self._schedules = {schedule.microbatches: schedule}
         self._forward_orders: dict[int, tuple[tuple[Action, ...], ...]] = {}
         self._first_stage: dict[int, int] = {}
+        self._computed: set[int] = set()
         self._programs: dict[Any, Any] = {}
         self._finish: dict[Any, Any] = {}
         for stage in self.stages:
@@ -70,7 +71,12 @@ class StagedModel:
     @property
     def computed_on(self) -> set[int]:
         """The ranks of this process that have computed."""
-        return {rank for _, rank, *_ in self._programs}
+        return set(self._computed)
+
+    def forget_programs(self) -> None:
+        """Forget the programs, which compute the loss and the metrics that the model was compiled with."""
+        self._programs.clear()
+        self._finish.clear()
 
     def reorder(self, schedule: Schedule) -> None:
         """Go on in another order of the same stages and micro-batches."""
@@ -175,8 +181,10 @@ class StagedModel:
 
     def program(self, stage: Stage, rank: int, part: Microbatch, training: bool, with_loss: bool) -> Any:
         """What computes a stage on a rank for micro-batches of so many rows; compiled where the engine does."""
-        key = (stage.number, rank, part.count, part.rows, training, with_loss, len(stage.trainable))
+        trainable = tuple(map(id, stage.trainable))  # a layer may be frozen between two steps
+        key = (stage.number, rank, part.count, part.rows, training, with_loss, trainable)
         if key not in self._programs:
+            self._computed.add(rank)
             function = functools.partial(self._compute, stage, part.count, part.rows, training, with_loss)
             split = stage.splits(stage.ranks.index(rank))
             self._programs[key] = backend().stage_program(function, rank, not self.model.run_eagerly, split)

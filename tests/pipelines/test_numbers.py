@@ -65,6 +65,37 @@ def test_steps_on_batches_by_hand(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_by_hand, "1f1b") == []
 
 
+def _compiled_again(way: str) -> list[str]:
+    import keras
+
+    import keras_flow as kf
+    from tests.pipelines import models
+
+    found = []
+    for distribution in (kf.DataParallel(kf.Placement([0]), random="logical"), models.pipeline(way)):
+        keras.utils.set_random_seed(3)
+        with distribution.scope():
+            model = models.blocks()
+        frozen = [layer for layer in model.layers if layer.weights][1:3]
+        logs: list[float] = []
+        for loss, metric, number in (("mse", "mae", None), ("mae", "mse", None), ("mae", "mse", 0), ("mae", "mse", 1)):
+            for index, layer in enumerate(frozen):
+                layer.trainable = index != number
+            model.compile(keras.optimizers.SGD(0.1), loss, metrics=[metric])
+            for _ in range(2):
+                history = model.fit(models.X, models.Y, batch_size=13, shuffle=False, verbose=0).history
+                logs += [history[name][0] for name in sorted(history)]
+        found.append({"logs": logs, "weights": model.get_weights()})
+    one, other = found
+    return [key for key, value in one.items() if models.distance(value, other[key]) > 2e-5]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_that_is_compiled_again(engine: str, on_ranks: Any) -> None:
+    """It trains the new loss, and the weights that are trained now: as many, of the same shapes, as before."""
+    assert on_ranks(engine)(_compiled_again, "1f1b") == []
+
+
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_schedules(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("dropout", "masked_weights"), SCHEDULES) == []
