@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ class Checkpoint(keras.callbacks.Callback):
             raise FlowError(f"mode={mode!r}: it is 'auto', 'min' or 'max'")
         if save_best_only and (monitor is None or save_freq != "epoch"):
             raise FlowError("save_best_only=True needs monitor=, the name of a log, and save_freq='epoch'")
-        if unknown := set(save_on_signal) - {"SIGTERM", "SIGINT"}:
+        if unknown := set(save_on_signal) - set(preemption.SIGNALS):
             raise FlowError(f"save_on_signal: {', '.join(map(repr, unknown))}; it knows 'SIGTERM' and 'SIGINT'")
         self.directory = store.at(directory)
         self.save_freq, self.keep, self.asynchronous = save_freq, keep, asynchronous
@@ -105,6 +106,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._source: positions.Source | None = None
         self._sources = 0
         self._lock = contextlib.ExitStack()
+        self._point: preemption.PreemptionPoint | None = None
         hooking.install_each(hooking.declared(sys.modules[__name__], positions))
 
     # ---- Keras's methods
@@ -114,19 +116,21 @@ class Checkpoint(keras.callbacks.Callback):
         global _current
         _current = self
 
-    def begin(self, others: Sequence[keras.callbacks.Callback]) -> None:
+    def begin(self, callbacks: keras.callbacks.CallbackList) -> None:
         """All callbacks have begun: go on from the last checkpoint, if there is one."""
         # a `fit` that was broken off may have left a thread that still writes, or that has failed
         self._raise(wait=True)
         self._is_running()
+        others = callbacks.callbacks
         self._others = [each for each in others if each is not self and not isinstance(each, keras.callbacks.History)]
         self._history = next(each for each in others if isinstance(each, keras.callbacks.History))
         self._begun_with = [callback_states.plain(each) for each in self._others]
         self._epoch = self._batch = self._since = 0
         self._left, self._is_due, self._unsaved = None, False, None
         self._loop, self._source, self._sources = None, None, positions.count()
-        if self.save_on_signal:
-            _save_on_signals()
+        if self.save_on_signal and (_point is None or not _point.is_open):
+            self._point = _save_on_signals(self.save_on_signal)
+            weakref.finalize(callbacks, self._point.close).atexit = False  # where an error ends `fit`
         self._hold()
         if self.resume:
             self._go_on()
@@ -187,6 +191,9 @@ class Checkpoint(keras.callbacks.Callback):
             self._source.end()
             self._source = None
         self._raise(wait=True)
+        if self._point is not None:
+            self._point.close()
+            self._point = None
 
     def trains(self, batches: Any) -> bool:
         """Whether it is this `fit` that reads: its data were there before it began, those of other loops were not."""
@@ -325,12 +332,11 @@ _current: Checkpoint | None = None
 _point: preemption.PreemptionPoint | None = None
 
 
-def _save_on_signals() -> None:
+def _save_on_signals(signals: Sequence[str]) -> preemption.PreemptionPoint:
     global _point
-    if _point is not None:
-        return
     try:
-        _point = preemption.on_preemption(lambda: None if _current is None else _current.save_now())
+        _point = preemption.on_preemption(lambda: None if _current is None else _current.save_now(), signals)
+        return _point
     except FlowError as error:
         raise FlowError(
             f"Checkpoint saves on a signal by kf.on_preemption: {error}; or give it save_on_signal=()"
@@ -370,7 +376,7 @@ def _all_begin(
     callbacks.callbacks.remove(callback)
     callbacks.callbacks.append(callback)
     original(callbacks, *args, **kwargs)
-    callback.begin(callbacks.callbacks)
+    callback.begin(callbacks)
 
 
 def _trains(batches: object) -> Checkpoint | None:

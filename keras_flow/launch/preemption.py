@@ -9,15 +9,16 @@ begins step 9. Orbax and TensorFlow's PreemptionCheckpointHandler agree on a ste
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_flow import atomic, settings
 from keras_flow.backends import hooking
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 #: seconds in which all processes must have said in which step they are, where nobody is known to have asked all
 _SAYING_SECONDS = 10.0
 
-_NUMBERS = (signal.SIGTERM, signal.SIGINT)
+#: the signals that may ask a job to end
+SIGNALS = ("SIGTERM", "SIGINT")
 
 
 class PreemptionPoint:
@@ -41,11 +43,17 @@ class PreemptionPoint:
 
     Args:
         callback: called once, at the same step in all processes.
+        signals: names of the signals that ask for it.
     """
 
-    def __init__(self, callback: Callable[[], object]):
+    def __init__(self, callback: Callable[[], object], signals: Sequence[str] = SIGNALS):
         """Nothing was asked yet."""
         self._callback = callback
+        self._signals = [signal.Signals[name] for name in signals]
+        self._before: dict[signal.Signals, Any] = {}  # what handled them
+        self._ends: tuple[socket.socket, ...] = ()
+        self._has_left = False
+        self._number = next(_numbers)
         self._lock = threading.RLock()  # a signal's handler may interrupt its holder
         self._steps = 0
         self._asked: int | None = None  # the signal
@@ -66,6 +74,7 @@ class PreemptionPoint:
             self._last = self._agreed()
         if self._steps <= self._last:
             return
+        self._has_left = True
         try:
             with atomic.noting() as written:
                 self._callback()
@@ -89,13 +98,74 @@ class PreemptionPoint:
             said = self._steps
         here = backend().world()
         if here.process_count > 1:
-            backend().put_text(_key(here.process_index), f":{said}")
+            backend().put_text(self._key(here.process_index), f":{said}")
             if here.process_index == 0:
                 threading.Thread(target=self._answer, args=(here.process_count,), daemon=True).start()
         if (folder := own_folder()) is not None:
             # the launcher passes it to all processes, where this one alone was asked, and says how the job ended
             with contextlib.suppress(OSError):
                 folder.asked(here.process_index).write_text(str(number))
+
+    def handle(self) -> None:
+        """Begin to handle signals; called in the main thread."""
+        self._before = {number: signal.getsignal(number) for number in self._signals}
+        came: list[int] = []  # of those that Python has handled: the thread may have asked for the first one already
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            came.append(number)
+            if len(came) > 1 and number == signal.SIGINT:
+                self._asked = None
+                self.close()
+                raise KeyboardInterrupt
+            self.ask(number)
+
+        for number in self._signals:
+            signal.signal(number, handle)
+        self._listen()
+
+    def close(self) -> None:
+        """Handle signals no more: they do what they did before. One that came too late for a step does so now.
+
+        A program that is leaving, as it was asked to, is not asked again.
+        """
+        global _point
+        if not self.is_open or self._has_left or threading.current_thread() is not threading.main_thread():
+            return
+        _point = None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._ends:
+            signal.set_wakeup_fd(-1)
+        for end in reversed(self._ends):  # which ends the thread that reads
+            end.close()
+        if self._asked is not None:
+            signal.raise_signal(self._asked)
+
+    def _listen(self) -> None:
+        """Hear of signals while the main thread is inside an engine, where Python's handlers wait for its return."""
+        ours, pythons = socket.socketpair()
+        pythons.setblocking(False)
+        other = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
+        if other != -1:
+            # an event loop (a notebook's) listens there already: then its thread, the main one, hears of signals
+            signal.set_wakeup_fd(other)
+            ours.close()
+            pythons.close()
+            return
+        self._ends = ours, pythons
+        threading.Thread(target=self._hear, args=(ours,), daemon=True, name="keras_flow-preemption").start()
+
+    def _hear(self, ours: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while numbers := ours.recv(64):
+                for number in numbers:
+                    if number in self._signals:
+                        self.ask(number)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether signals are handled."""
+        return _point is self
 
     def is_asked(self) -> bool:
         """Whether the job was asked to end."""
@@ -115,12 +185,12 @@ class PreemptionPoint:
         if here.process_count == 1:
             return
         if here.process_index:
-            backend().put_text(_key(here.process_index, "done"), ":")
+            backend().put_text(self._key(here.process_index, "done"), ":")
             return
         until = time.monotonic() + preemption_seconds()
         with contextlib.suppress(FlowError):  # one that does not come has said why itself
             for index in range(1, here.process_count):
-                backend().get_text(_key(index, "done"), max(0.1, until - time.monotonic()))
+                backend().get_text(self._key(index, "done"), max(0.1, until - time.monotonic()))
 
     def _answer(self, count: int) -> None:
         """Say what the last step is that a process was in; called by a thread of process 0.
@@ -128,10 +198,12 @@ class PreemptionPoint:
         At the end of a step its main thread could not: the step may need a process that waits for this answer.
         """
         try:
-            answer = f":{max(int(backend().get_text(_key(index), self._patience())[1:]) for index in range(count))}"
+            answer = (
+                f":{max(int(backend().get_text(self._key(index), self._patience())[1:]) for index in range(count))}"
+            )
         except FlowError as error:
             answer = str(error)
-        backend().put_text(_key(0, "last"), answer)
+        backend().put_text(self._key(0, "last"), answer)
 
     def _patience(self) -> float:
         """Seconds in which each process must have heard of the signal.
@@ -145,7 +217,7 @@ class PreemptionPoint:
         if backend().world().process_count == 1:
             return 0
         try:
-            answer = backend().get_text(_key(0, "last"), 2 * self._patience())
+            answer = backend().get_text(self._key(0, "last"), 2 * self._patience())
             if not answer.startswith(":"):
                 raise FlowError(answer)
             return int(answer[1:])
@@ -158,11 +230,16 @@ class PreemptionPoint:
             )
             raise SystemExit(128 + (self._asked or signal.SIGTERM)) from error
 
+    def _key(self, index: int, what: str = "step") -> str:
+        return f"keras_flow/preemption/{settings.read(settings.RESTARTS) or 0}/{self._number}/{what}/{index}"
+
 
 _point: PreemptionPoint | None = None
+#: of points, equal in all processes: each has texts of its own
+_numbers = itertools.count()
 
 
-def on_preemption(callback: Callable[[], object]) -> PreemptionPoint:
+def on_preemption(callback: Callable[[], object], signals: Sequence[str] = SIGNALS) -> PreemptionPoint:
     """Call `callback` when the job is asked to end (SIGTERM, Ctrl-C), after the step that runs, in every process.
 
     Then the program leaves with status 143 or 130. Schedulers send SIGTERM some time before they kill; `keras-flow
@@ -171,12 +248,14 @@ def on_preemption(callback: Callable[[], object]) -> PreemptionPoint:
 
     Args:
         callback: without arguments. Called in the main thread, between two steps of `fit`.
+        signals: names of the signals that ask for it, `"SIGTERM"` and `"SIGINT"` (Ctrl-C). Others do what they did.
 
     Returns:
-        What a loop of one's own asks at the end of each step: `point.check()`.
+        What a loop of one's own asks at the end of each step: `point.check()`. After `point.close()` signals do again
+        what they did before.
 
     Raises:
-        FlowError: not called from the main thread, or a callback is there already.
+        FlowError: not called from the main thread, another signal, or a callback is there already.
 
     Example:
         >>> import keras_flow as kf
@@ -189,47 +268,15 @@ def on_preemption(callback: Callable[[], object]) -> PreemptionPoint:
         raise FlowError("kf.on_preemption handles signals, which Python does in the main thread: call it there")
     if _point is not None:
         raise FlowError("kf.on_preemption was called before in this program; do both things in one callback")
-    _point = point = PreemptionPoint(callback)
+    if unknown := set(signals) - set(SIGNALS):
+        raise FlowError(f"kf.on_preemption: legal signals are {' and '.join(SIGNALS)}, got {', '.join(unknown)}")
+    _point = point = PreemptionPoint(callback, signals)
     backend().world()  # the job is joined before signals can ask about it
     if (folder := own_folder()) is not None:
         folder.asks_for_time.touch()
     hooking.install_each(hooking.declared(sys.modules[__name__]))
-    before = {number: signal.getsignal(number) for number in _NUMBERS}
-
-    came: list[int] = []  # of those that Python has handled: the thread may have asked for the first one already
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if len(came) > 1 and number == signal.SIGINT:
-            signal.signal(number, before[signal.Signals(number)])
-            raise KeyboardInterrupt
-        point.ask(number)
-
-    for number in _NUMBERS:
-        signal.signal(number, handle)
-    _listen(point)
+    point.handle()
     return point
-
-
-def _listen(point: PreemptionPoint) -> None:
-    """Hear of signals while the main thread is inside an engine, where Python's handlers wait for its return."""
-    ours, pythons = socket.socketpair()
-    pythons.setblocking(False)
-    if signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False) != -1:
-        # an event loop (a notebook's) listens there already: then its thread, the main one, hears of signals
-        signal.set_wakeup_fd(-1)
-        return
-
-    threading.Thread(target=_hear, args=(point, ours, pythons), daemon=True, name="keras_flow-preemption").start()
-
-
-def _hear(point: PreemptionPoint, ours: socket.socket, pythons: socket.socket) -> None:
-    """Read the numbers of signals; `pythons` is the other end, which lives as long as this thread."""
-    with contextlib.suppress(OSError):
-        while numbers := ours.recv(64):
-            for number in numbers:
-                if number in _NUMBERS:
-                    point.ask(number)
 
 
 def _asked_for(*args: object, **kwargs: object) -> PreemptionPoint | None:
@@ -255,7 +302,3 @@ def _at_batch_end(
         # Keras's JAX trainer keeps the weights to itself while it loops; who asks for the model gets them put back
         _ = callbacks.model
     point.check()
-
-
-def _key(index: int, what: str = "step") -> str:
-    return f"keras_flow/preemption/{settings.read(settings.RESTARTS) or 0}/{what}/{index}"
