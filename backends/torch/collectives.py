@@ -185,6 +185,11 @@ def process_group(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
     return _group_of(tuple(sorted(ranks)))
 
 
+def forget_groups() -> None:
+    """Forget the process groups, which have ended; the next messages make new ones."""
+    _group_of.cache_clear()
+
+
 @functools.cache
 def _group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
     if ranks == tuple(range(world().size)):

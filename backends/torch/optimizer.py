@@ -14,7 +14,7 @@ from keras_flow.backends.optimizer_slots import slots_of
 from keras_flow.backends.torch import doubling, fused_adam, local_tensors, profiling, slot_parts
 from keras_flow.backends.torch.operators.gathering import whole
 from keras_flow.backends.torch.slot_parts import Scatter, SlotPart
-from keras_flow.backends.torch.step import current_step, implicit_replication
+from keras_flow.backends.torch.step import current_step
 from keras_flow.backends.torch.variables import from_logical, holding
 from keras_flow.current import keras_places
 from keras_flow.current.distribution import Distribution, active, applied
@@ -74,7 +74,7 @@ def apply(
         for grad, variable in zip(grads, updated, strict=True)
     ]
     parts = [None if grad is None else slot_parts.part_of(each) for grad, each in zip(grads, updated, strict=True)]
-    with implicit_replication(), torch.no_grad():
+    with torch.no_grad():
         reduced = reduce(grads, updated, parts)
         del grads  # whole ones, which are not needed any more
         with slot_parts.held(updated, parts):

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch.distributed as torch_distributed
-from torch.distributed.tensor import DTensor
 
 from keras_flow.backends.hooking import hook
 from keras_flow.current.distribution import active
@@ -155,26 +154,9 @@ def of_all_rows() -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def running(step: RunningStep) -> Iterator[RunningStep]:
-    """Run a step; in the consistent view plain tensors count as replicated meanwhile."""
+    """Run a step."""
     token = _step.set(step)
     try:
-        if step.consistent:
-            # constants and masks that a layer makes are plain tensors, equal on all ranks
-            with implicit_replication():
-                yield step
-        else:
-            yield step
+        yield step
     finally:
         _step.reset(token)
-
-
-@contextlib.contextmanager
-def implicit_replication() -> Iterator[None]:
-    """Let operators mix DTensors and plain tensors. The flag is process-global, so it is always restored."""
-    dispatcher = DTensor._op_dispatcher
-    before = dispatcher._allow_implicit_replication
-    dispatcher._allow_implicit_replication = True
-    try:
-        yield
-    finally:
-        dispatcher._allow_implicit_replication = before

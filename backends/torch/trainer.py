@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from keras_flow.backends import copies, leaves, random_states, states
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.row_wise import own_code, row_interaction
-from keras_flow.backends.torch import data as batches
 from keras_flow.backends.torch import (
+    collectives,
     gathered_weights,
     gradient_buckets,
     layouts,
@@ -24,6 +24,7 @@ from keras_flow.backends.torch import (
     variables,
     wrapped_modules,
 )
+from keras_flow.backends.torch import data as batches
 from keras_flow.backends.torch.operators import operations
 from keras_flow.backends.torch.rows import consistent_calls, log_readers, mirrored_calls, partial_numbers, split_rows
 from keras_flow.backends.torch.step import RunningStep, running
@@ -50,7 +51,8 @@ def enter(distribution: Distribution) -> None:
         layouts.group(placement.ranks)
     # after the groups exist: aligning the random states is a collective
     operations.register()
-    # what a program computes beside steps (`layer.call(x)`, `x @ layer.kernel`) mixes both, as in a step
+    # constants and masks that a layer makes are plain tensors, equal on all ranks; so are those that a program makes
+    # beside steps (`layer.call(x)`, `x @ layer.kernel`)
     DTensor._op_dispatcher._allow_implicit_replication = True
     random_states.align()
 
@@ -83,6 +85,7 @@ def rejoin(times: int) -> bool:
     partial_numbers.drop()
     for keeps_groups in (mirrored_calls.rows_of, consistent_calls.rows_of):
         keeps_groups.cache_clear()
+    collectives.forget_groups()
     return layouts.make_groups_again()
 
 

@@ -141,7 +141,7 @@ NAMES = {
         "map_call rows refuse watch": "ranks are processes that read batches by themselves",
     },
     "collectives": {
-        "process_group": "torch makes a group before it is used; the others name ranks in each call",
+        "process_group forget_groups": "torch makes a group before it is used; the others name ranks in each call",
         "send received run_within_limit": "TensorFlow's programs of boxing plans send between processes themselves",
         "AXIS compiled all_reduced by_tree goes_by_tree known": "XLA's programs, which `direct_collectives` makes, too",
         "REDUCED": "dtypes of TensorFlow's runtime and of gloo; XLA reduces what it knows, and the rest by parts",
