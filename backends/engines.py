@@ -34,7 +34,7 @@ class Engine:
             launcher does not take it for the cause. (Words of the operating system are the launcher's own.)
         rejoins: processes that are stuck in a collective can leave it and form their group anew, so that workers of a
             notebook stay usable after an interrupt.
-        has_servers: its runtime has parameter servers, so that its module has `serve` and `connect_servers`.
+        has_servers: there are parameter servers on it, so that its module has `serve` and `connect_servers`.
         on_cpu: the environment variable, and its value, by which it computes on the CPU of a host with GPUs.
         uncached: likewise, by which it writes no compiled program to a folder that the user has named for them.
         settings: environment variables that users set for it, which `keras-flow doctor` shows.
@@ -104,6 +104,7 @@ ENGINES: dict[str, Engine] = {
                 "sendBytes",
             ),  # functions of gloo, named when a connection breaks
             rejoins=True,
+            has_servers=True,
             on_cpu="KERAS_TORCH_DEVICE=cpu",
             settings=("KERAS_TORCH_DEVICE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
         ),

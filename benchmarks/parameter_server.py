@@ -2,10 +2,11 @@
 
     python -m benchmarks.parameter_server [--workers 1 2 4] [--seconds 8] [--rows 1000000]
 
-TensorFlow. For each number of workers one job of a chief, a server and workers trains an MLP of 0.2 million parameters
-by turns: `mode="sync"`, `mode="async"`, and a loop of tf.distribute's own ClusterCoordinator around the same layers,
-written by hand, which is asynchronous. Then the same with worker 0 stopped by signals for half of the time. Printed:
-batches in a second, and those of the other workers in units of what they compute without a slow one.
+TensorFlow, or torch where KERAS_BACKEND says so. For each number of workers one job of a chief, a server and workers
+trains an MLP of 0.2 million parameters by turns: `mode="sync"`, `mode="async"`, and on TensorFlow a loop of its own
+ClusterCoordinator around the same layers, written by hand, which is asynchronous. Then the same with worker 0 stopped
+by signals for half of the time. Printed: batches in a second, and those of the other workers in units of what they
+compute without a slow one.
 
 Then the bytes of a step with an Embedding, as the loopback device counts them: run nothing else on this machine.
 """
@@ -23,7 +24,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
-os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import keras
 import numpy as np
@@ -147,8 +148,9 @@ def rates(seconds: float, rounds: int) -> dict[str, Any]:
     ways: dict[str, Callable[[], dict[str, Any]]] = {
         "sync": lambda: _by_fit(sync, seconds),
         "async": lambda: _by_fit(free, seconds),
-        "by hand": lambda: _by_hand(free, seconds),
     }
+    if keras.config.backend() == "tensorflow":
+        ways["by hand"] = lambda: _by_hand(free, seconds)
     found: dict[str, list[dict[str, Any]]] = {}
     for _ in range(rounds):
         for name, way in ways.items():
@@ -191,7 +193,7 @@ def main() -> None:
     print("workers  way        batches/s  with a slow worker   the others compute, of what they did")
     for workers in options.workers:
         found = kf.run(rates, servers=1, workers=workers, args=(options.seconds, options.rounds))
-        for name in ("sync", "async", "by hand"):
+        for name in (name for name in found if not name.endswith(", slow")):
             alone, slow = found[name], found.get(f"{name}, slow", [])
             line = f"{workers:7}  {name:9} {statistics.median(each['rate'] for each in alone):9.1f}"
             if slow:

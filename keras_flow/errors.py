@@ -42,6 +42,21 @@ class LayoutError(FlowError):
     """
 
 
+class LostServerError(FlowError):
+    """A parameter server is gone.
+
+    Attributes:
+        name: what it is called.
+    """
+
+    def __init__(self, name: str = "a parameter server"):
+        super().__init__(
+            f"{name} is gone, and the variables that it held with it: start the job again, and go on from the last "
+            "checkpoint (kf.callbacks.Checkpoint)"
+        )
+        self.name = name
+
+
 class LaunchError(FlowError):
     """A job could not be started, or one of its ranks failed.
 

@@ -13,20 +13,16 @@ Example: process 0 sends micro-batches 0 and 1 to rank 2 of process 1, which fir
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import socket
-import struct
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from keras_flow.backends.active import backend
-from keras_flow.backends.mail.structures import described, leaves, made
+from keras_flow.backends.mail import frames
 from keras_flow.backends.rendezvous import meeting, whereabouts
 from keras_flow.current import channel, joining, processes
 from keras_flow.errors import FlowError
@@ -35,7 +31,6 @@ from keras_flow.errors import FlowError
 Address = tuple[int, int, int]
 #: seconds of one wait, within which a process hears no signal
 _WAIT_SECONDS = 1.0
-_LENGTH = struct.Struct("<Q")
 
 
 def post(address: Address, value: Any) -> Callable[[], None]:
@@ -69,13 +64,8 @@ class _Letter:
         self._error: BaseException | None = None
 
     def send(self, connection: socket.socket) -> None:
-        """Write it: a header, and the memory of each tensor."""
-        # of arrays that are being computed this waits
-        arrays = [np.ascontiguousarray(leaf) for leaf in leaves(self.value)]
-        header = json.dumps([self.address, described(self.value)]).encode()
-        connection.sendall(_LENGTH.pack(len(header)) + header)
-        for array in arrays:
-            connection.sendall(array.reshape(-1).view(np.uint8).data)
+        """Write it."""
+        frames.write(connection, self.address, self.value)
 
     def ended(self, error: BaseException | None = None) -> None:
         """It has left, or will not."""
@@ -156,9 +146,7 @@ class _Box:
         reads = connection.makefile("rb")
         with contextlib.suppress(OSError, EOFError):
             while True:
-                (length,) = _LENGTH.unpack(_exactly(reads, _LENGTH.size))
-                address, structure = json.loads(bytes(_exactly(reads, length)))
-                value = made(structure, lambda dtype, shape: _array(reads, dtype, shape))
+                address, value = frames.read(reads)
                 with self._changed:
                     self._letters[tuple(address)].append(value)
                     self._changed.notify_all()
@@ -184,19 +172,3 @@ def _key(process: int) -> str:
 
 def _begin(function: Callable[..., None], *args: Any) -> None:
     threading.Thread(target=function, args=args, name="keras_flow.mail", daemon=True).start()
-
-
-def _exactly(reads: Any, length: int) -> bytearray:
-    buffer = bytearray(length)
-    view, start = memoryview(buffer), 0
-    while start < length:
-        count = reads.readinto(view[start:])
-        if not count:
-            raise EOFError
-        start += count
-    return buffer
-
-
-def _array(reads: Any, dtype: str, shape: Sequence[int]) -> np.ndarray:
-    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    return np.frombuffer(_exactly(reads, size), np.uint8).view(dtype).reshape(shape)

@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras import tree
 from tensorflow.python.distribute.coordinator.cluster_coordinator import Cluster, RemoteValueImpl
 
+from keras_flow.backends.optimizer_slots import updates_by_element
 from keras_flow.backends.tensorflow import devices, tables
 
 #: threads of a worker's executor: with fewer, the servers of one host may wait for each other without end
@@ -144,9 +145,9 @@ class Coordinator:
         cluster: Cluster = coordinator._cluster
         atexit.register(_leave, cluster.stop)
 
-    def program(self, function: Callable[..., Any], weights: Sequence[keras.Variable], learns: bool) -> WorkerProgram:
-        """A function of weights, tensors and others as what workers run."""
-        return WorkerProgram(function, weights, learns)
+    def program(self, function: Callable[..., Any], stage: Any, learns: bool) -> WorkerProgram:
+        """A function of a stage's weights, tensors and others as what workers run."""
+        return WorkerProgram(function, stage.trainable, learns)
 
     def schedule(self, program: WorkerProgram, others: Any) -> Callable[[], tuple[Any, int]]:
         """Begin to compute a program on a worker; what waits for what it gives, and says which worker it was."""
@@ -209,7 +210,7 @@ def _updating(optimizer: Any) -> Iterator[None]:
     def update(gradients: Sequence[Any], variables: Sequence[Any], rate: Any) -> None:
         for gradient, variable in zip(gradients, variables, strict=True):
             value = getattr(variable, "_value", variable)
-            if isinstance(value, tables.ServedTable) and tables.updates_by_element(inner):
+            if isinstance(value, tables.ServedTable) and updates_by_element(inner):
                 tables.update(inner, gradient, variable, rate)
                 continue
             with tf.device(value.device):

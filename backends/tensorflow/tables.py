@@ -133,16 +133,6 @@ def take(
     return tf.nn.embedding_lookup([tf.cast(part, x.value.dtype) for part in parts], numbers)
 
 
-#: whose updates of some rows are those rows of the update of all
-_BY_ELEMENT = ("SGD", "Adam", "Adagrad", "Adadelta", "Adamax", "RMSprop", "Lion", "Ftrl")
-
-
-def updates_by_element(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether an optimizer updates each element by itself; of others a table is joined on the chief for the update."""
-    known = [getattr(keras.optimizers, name).update_step for name in _BY_ELEMENT]
-    return type(optimizer).update_step in known
-
-
 def update(optimizer: keras.optimizers.Optimizer, gradient: Any, variable: keras.Variable, rate: Any) -> None:
     """Update a table part by part, each on its server.
 

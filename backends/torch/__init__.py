@@ -48,6 +48,8 @@ from keras_flow.backends.torch.random import random_words as random_words
 from keras_flow.backends.torch.random import reorder as reorder
 from keras_flow.backends.torch.replica import make_replica as make_replica
 from keras_flow.backends.torch.saving import write_alone as write_alone
+from keras_flow.backends.torch.servers import connect_servers as connect_servers
+from keras_flow.backends.torch.servers import serve as serve
 from keras_flow.backends.torch.stage_messages import from_process_of as from_process_of
 from keras_flow.backends.torch.stage_messages import receive_tensors as receive_tensors
 from keras_flow.backends.torch.stage_messages import send_tensors as send_tensors

@@ -60,6 +60,12 @@ def simulate(devices: int) -> World:
     return _begun(World(size=devices, type=_chosen_type("cpu"), local_ranks=tuple(range(devices)), is_simulated=True))
 
 
+def serve_with(servers: int) -> None:
+    """Let rank 0 be this process, which has become the chief of parameter servers, and the servers the other ranks."""
+    here = world()
+    _begun(World(size=1 + servers, type=here.type, local_ranks=tuple(range(1 + servers))))
+
+
 def world() -> World:
     """The ranks of `init`, or those that the launcher described when it was not called."""
     return _world or init(announced_devices(), None)

@@ -19,6 +19,7 @@ from keras_flow.backends.torch import (
     shapes,
     split_layers,
     step,
+    tables,
     trainer,
     variables,
     wrapped_modules,
@@ -38,5 +39,5 @@ def hooks() -> tuple[Hook, ...]:
         *declared(mirrored_calls, step, rematerialized, layers, shapes, split_layers, losses),
         *metrics.hooks(),
         *declared(partial_numbers, log_readers, optimizer, random, logical_random, shared_files, generation, relayout),
-        *declared(wrapped_modules),
+        *declared(wrapped_modules, tables),
     )

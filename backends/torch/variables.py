@@ -17,7 +17,7 @@ from keras_flow import sbp
 from keras_flow.backends.files import weights_files
 from keras_flow.backends.hooking import distribution_of_new, hook, layout_over_ranks
 from keras_flow.backends.rendezvous import agreement
-from keras_flow.backends.torch import creation, layouts, local_tensors, state_copies, tensors
+from keras_flow.backends.torch import creation, layouts, local_tensors, state_copies, tables, tensors
 from keras_flow.backends.torch.step import current_step, of_all_rows
 from keras_flow.current import dry_run, keras_places
 from keras_flow.current.creator import Creator, creator
@@ -80,6 +80,9 @@ def initialize_with_initializer(
 ) -> None:
     """Hook on `Variable._initialize_with_initializer`: choose the layout first, so that a rank makes only its piece."""
     layout = _layout_at_creation(variable, tuple(variable._shape), distribution)
+    if tables.is_served(layout):
+        tables.make(variable, tables.block_of(initializer, tuple(variable._shape), variable._dtype), layout)
+        return
     if is_elsewhere(layout, (layouts.this_rank(),)):
         creation.skip(initializer)
         _set(variable, _absent(variable))
@@ -118,6 +121,9 @@ def initialize(
     if variable._shape is None:
         variable._shape = tuple(tensor.shape)
     layout = _layout_at_creation(variable, tuple(tensor.shape), distribution)
+    if tables.is_served(layout):
+        tables.make(variable, tables.cut_of(tensor), layout)
+        return
     if is_elsewhere(layout, (layouts.this_rank(),)):
         _set(variable, _absent(variable))
     elif not _as_dtensor(variable._dtype, tensor.shape, layout):
@@ -203,6 +209,9 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         variable._keras_flow_first = id(stored)
     if before is not None and before.distribution.stage_rank is not None:  # one rank has the value
         stored = from_rank(variable, before.distribution.stage_rank)
+    if tables.is_served(layout):
+        tables.make(variable, tables.cut_of(stored), layout)
+        return
     if is_elsewhere(layout, (layouts.this_rank(),)):
         if before is None:
             _value_of_rank_0(variable, stored.detach(), layout.distribution)
@@ -254,6 +263,8 @@ def as_view(variable: keras.Variable, consistent: bool) -> bool:
 def is_split_over_processes(variable: keras.Variable) -> bool:
     """Whether ranks hold parts of a variable; one outside of the placement, which has a whole copy, says so too."""
     value, layout = variable._value, keras_layout(variable)
+    if isinstance(value, tables.ServedTensor):
+        return False
     if stage_rank(variable) is not None:
         return True
     if isinstance(value, DTensor):
@@ -267,6 +278,8 @@ def is_split_over_processes(variable: keras.Variable) -> bool:
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:
     """The piece that this process's rank holds, from the live tensor."""
     layout, stored = keras_layout(variable), variable._value
+    if isinstance(stored, tables.ServedTensor):
+        return tables.shards(stored)
     # a rank outside the placement has a whole copy, which is no shard of it
     if layout is not None and not layouts.is_member(layout.distribution.placement):
         return {}

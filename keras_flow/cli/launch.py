@@ -92,7 +92,7 @@ def launch(
     servers: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Parameter servers, for kf.ParameterServer (TensorFlow; with --workers)."
+            min=1, metavar="N", help="Parameter servers, for kf.ParameterServer (TensorFlow, torch; with --workers)."
         ),
     ] = None,
     workers: Annotated[

@@ -182,6 +182,6 @@ def refuse_engine() -> None:
     if not ENGINES[name].has_servers:
         able = in_words([each for each, engine in ENGINES.items() if engine.has_servers])
         raise FlowError(
-            f"kf.ParameterServer needs an engine whose runtime has servers, {able}; {name} has none. "
+            f"kf.ParameterServer needs an engine that has parameter servers, {able}; {name} has none. "
             "kf.CentralStorage() holds variables once on every engine, kf.DataParallel(zero=3) a part on each rank"
         )

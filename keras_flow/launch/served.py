@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from keras_flow import settings
+from keras_flow.backends.active import checked_name
+from keras_flow.backends.engines import ENGINES
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError, LaunchError
 from keras_flow.launch import failure, launcher, payload
@@ -85,12 +88,16 @@ def launch(
     others = [sys.executable, "-m", "keras_flow.servers"]
     of_chief = {settings.JOB: str(folder.path), "RANK": "0", "WORLD_SIZE": "1"}
     now: dict[int, RankProcess] = {}
+    on_cpu = ENGINES[checked_name()].on_cpu.partition("=")
+    token = settings.read(settings.TOKEN) or secrets.token_hex(32)
     with Interrupts() as interrupts, Ranks(interrupts, folder) as ranks:
 
         def start(number: int) -> None:
             job, index = tasks[number]
             config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
-            told = {"PYTHONUNBUFFERED": "1", "TF_CONFIG": config, settings.TIMEOUT: str(timeout)}
+            told = {"PYTHONUNBUFFERED": "1", "TF_CONFIG": config, settings.TIMEOUT: str(timeout), settings.TOKEN: token}
+            if number > workers:  # which computes on the memory of the host
+                told[on_cpu[0]] = on_cpu[2]
             ranks.start(
                 number,
                 others if number else command,

@@ -17,6 +17,7 @@ from keras_flow import sbp, schedules
 from keras_flow.backends.active import backend
 from keras_flow.current.creator import creator
 from keras_flow.current.joining import joining_seconds, waiting_seconds
+from keras_flow.current.keras_places import in_stateless_scope
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.errors import FlowError
@@ -37,7 +38,8 @@ class ParameterServer(PipelineParallel):
 
     `TF_CONFIG` names the chief, the workers (`"worker"`) and the servers (`"ps"`); `keras-flow launch --servers 1
     --workers 2 train.py` sets it. Workers and servers run the same program: there this call serves until the chief has
-    ended, and then ends the process. On TensorFlow, through its own ClusterCoordinator.
+    ended, and then ends the process. On TensorFlow, through its own ClusterCoordinator, and on torch, which sends them
+    layers and the optimizer.
 
     - `mode="sync"`: each worker computes a part of the rows of each batch, and one update is made: the numbers of one
       device, whatever the number of workers.
@@ -58,8 +60,8 @@ class ParameterServer(PipelineParallel):
         random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`.
 
     Raises:
-        FlowError: another engine than TensorFlow, no `TF_CONFIG` with servers, or one of its processes does not listen
-            within the timeout (KERAS_FLOW_TIMEOUT).
+        FlowError: on JAX; no `TF_CONFIG` with servers; one of its processes does not listen within the timeout
+            (KERAS_FLOW_TIMEOUT); on torch without KERAS_FLOW_TOKEN, where nothing has set it.
 
     Example:
         >>> import keras_flow as kf
@@ -173,9 +175,15 @@ class ParameterServer(PipelineParallel):
                 return
             pipeline.begin()
             self._watched.add(model)
-            # Keras asks it for the logs of an epoch, when its last batch was sent
             results = model.get_metrics_result
-            model.__dict__["get_metrics_result"] = lambda: (pipeline.finish(), results())[1]
+
+            def finished_results() -> Any:
+                # Keras asks for the logs of an epoch, when its last batch was sent; and a step for its own, inside
+                if not in_stateless_scope():
+                    pipeline.finish()
+                return results()
+
+            model.__dict__["get_metrics_result"] = finished_results
             try:
                 with self._servers.update_on_servers(optimizer):
                     yield

@@ -16,11 +16,23 @@ from typing import Any
 import numpy as np
 
 from keras_flow.backends.active import backend
-from keras_flow.errors import FlowError
+from keras_flow.errors import FlowError, LostServerError
+from keras_flow.pipelines.graph import CallGraph
 from keras_flow.pipelines.passes import CutBatch
 from keras_flow.pipelines.staged_model import StagedModel, loss_scale
 from keras_flow.pipelines.update import update
 from keras_flow.servers.counting import Ledger
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """What a worker has of a model besides its layers.
+
+    Attributes:
+        _compile_loss: Keras's.
+    """
+
+    _compile_loss: Any
 
 
 @dataclass
@@ -93,6 +105,15 @@ class ServedModel(StagedModel):
 
     # ---- what workers compute
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What `_compute` needs elsewhere: torch sends it to workers."""
+        told = {"graph": CallGraph(outputs=self.graph.outputs), "stages": self.stages, "_said_added": False}
+        return {**told, "model": _Compiled(self.model._compile_loss)}  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._first_stage = {id(weight): stage.number for stage in self.stages for weight in stage.trainable}
+
     def _of_parts(self, batch: CutBatch, training: bool, with_loss: bool) -> list[Any]:
         """What the workers computed of each part of a batch, in the order of its rows."""
         for number in range(len(batch.parts)):
@@ -118,7 +139,7 @@ class ServedModel(StagedModel):
         known = (part.count, part.rows, training, with_loss, len(stage.trainable))
         if known not in self._programs:
             function = functools.partial(self._compute, stage, part.count, part.rows, training, with_loss)
-            self._programs[known] = self._servers.program(function, stage.trainable, learns=training)
+            self._programs[known] = self._servers.program(function, stage, learns=training)
         waits = self._servers.schedule(self._programs[known], others)
         threading.Thread(target=_wait, args=(waits, key, self._results), daemon=True).start()
 
@@ -136,10 +157,7 @@ class ServedModel(StagedModel):
             ) from None
         if error is not None:
             if self._servers.is_lost(error):
-                raise FlowError(
-                    "a parameter server is gone, and the variables that it held with it: start the job again, and go "
-                    "on from the last checkpoint (kf.callbacks.Checkpoint)"
-                ) from error
+                raise LostServerError from error
             raise error
         return key, found[0], found[1]
 

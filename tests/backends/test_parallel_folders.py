@@ -46,17 +46,21 @@ FILES = {
     "recovery": (("tensorflow",), "DTensor keeps errors of ranks for the next operation"),
     "mirrored/replica_math": (("tensorflow",), 'the mathematics of `strategy="mirrored"`'),
     "operators/replicated_operations": (("tensorflow",), "flags by which DTensor runs an operation whole"),
-    "servers": (("tensorflow",), "its runtime has servers and a coordinator of workers; the others have none"),
+    "servers": (
+        ("tensorflow", "torch"),
+        "a process of JAX runs one program with all others, and cannot be asked alone",
+    ),
     "operators/slices": (("tensorflow",), "slices that DTensor has wrong"),
     "operators/substitutes": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
     "mesh_values": (("tensorflow",), "DTensors are packed of components; elsewhere the engine cuts a value"),
     "mesh_variables": (("tensorflow",), "DTensor's variables are read by one rank outside of steps"),
-    "tables": (("tensorflow",), "parts of a variable on servers, which its runtime alone has"),
+    "tables": (("tensorflow", "torch"), "variables on servers: see `servers`"),
     "traced_step": (("tensorflow",), "which layer made which operation of a graph"),
     "unpartitioned": (("tensorflow",), "what DTensor says of a step that it cannot partition"),
     "whole_step": (("tensorflow",), "the last resort for such a step"),
     "operators/windows": (("tensorflow",), "operations that DTensor has no rule for, made of others"),
     # torch
+    "parcels": (("torch",), "what servers and workers run is sent to them; TensorFlow's runtime sends graphs"),
     "state_copies": (("torch",), "a rank is a process of its own, and may assign another value to a copy of state"),
     "ddp_of_keras": (("torch",), "what Keras 3.16 does by itself where processes have a group"),
     "device_draws": (("torch",), "others' draws are part of their programs; torch's are made on the host, or here"),
@@ -150,7 +154,7 @@ NAMES = {
     },
     "devices": {
         "must_await_steps": "XLA's pool of threads may be too small for steps in flight",
-        "serve_with": "the devices of TensorFlow's servers are usable from the chief",
+        "serve_with": "JAX has no parameter servers",
         "host_device": "names of TensorFlow's devices have the process in them",
     },
     "layers": {
@@ -209,6 +213,14 @@ NAMES = {
     "generation": {
         "updated_on_mesh slice_update": "a cache of JAX has the layout that XLA gives it",
     },
+    "tables": {
+        "ServedTable is_table reading read_parts update": "TensorFlow's runtime has variables on servers",
+        "ServedPlace Read ServedTensor Lookups looking_up table_of summed is_served shards": (
+            "torch's are tensors that say where they are; TensorFlow's are its own, and parts of a table"
+        ),
+        "join ask read_all read_rows write serve": "what TensorFlow's runtime does",
+        "Block block_of cut_of": "in `creation` on TensorFlow, whose values on meshes are made so, too",
+    },
     "trainer": {
         "jit predict_on_batch": "Keras's stock trainer does the rest on JAX",
         "step_state": "JAX ends the process where a step overwrites one array twice",
@@ -223,6 +235,10 @@ NAMES = {
     "split_backward": {
         "Parts parts": "JAX cuts a traced program",
         "Arrived Later by_inputs": "torch cuts the graph of autograd, anew in each pass",
+    },
+    "servers": {
+        "Coordinator WorkerProgram": "TensorFlow's own coordinator schedules graphs",
+        "WorkerQueue SentProgram": "torch's sends programs, and hands batches to whichever worker is free",
     },
     "stages": {
         "sum_over_processes sum_over_ranks": (

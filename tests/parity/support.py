@@ -116,7 +116,7 @@ Adasum and DistributedGradientTape: [From Horovod](migrate/from_horovod.md).
 | feature | jax | tensorflow | torch |
 |---|---|---|---|
 | `kf.CentralStorage()` | native; one process | native; one process | native; the first process holds the variables |
-| `kf.ParameterServer()` | refused | native | refused |
+| `kf.ParameterServer()` | refused | native | native |
 
 Not in the grid: `tests/pipelines/test_central_storage.py` compares 32 models and settings with one device, on four
 ranks and with 13 rows; `tests/servers` does so with jobs of two workers and two servers.

@@ -67,6 +67,12 @@ def _sgd() -> Any:
     return keras.optimizers.SGD(0.1)
 
 
+def _adamw() -> Any:
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
 _OPTIMIZERS = {
     "sgd": _sgd,
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
@@ -84,14 +90,21 @@ def numbers() -> dict[str, Any]:
         found[name] = off(trained(one, _sgd), trained(free, _sgd))
     model = trained(sync, _OPTIMIZERS["adam"])["model"]
     held = [*model.trainable_variables, *(slot for slot in model.optimizer.variables if len(slot.shape))]
-    found["servers"] = sorted({each.value.device.split("task:")[1][0] for each in held})
-    found["jobs"] = sorted({each.value.device.split("/")[1] for each in held})
+    found["servers"] = sorted({_server(each) for each in held})
     path = sys.argv[2] + "/model.keras"
     model.save(path)
     pairs = zip(model.get_weights(), keras.models.load_model(path).get_weights(), strict=True)
     found["saved"] = max(float(np.abs(one - other).max()) for one, other in pairs)
     found["few rows"] = _few_rows(sync)
     return found
+
+
+def _server(variable: Any) -> str:
+    """Which server has a variable, as its engine says it."""
+    value = variable.value
+    if keras.config.backend() == "torch":
+        return f"job:ps {value.place.servers[0]}"
+    return f"{value.device.split('/')[1]} {value.device.split('task:')[1][0]}"
 
 
 def _few_rows(distribution: Any) -> list[float]:
@@ -149,8 +162,9 @@ def more_tables() -> dict[str, Any]:
     one, whole, parts = kf.DataParallel(kf.Placement([0])), kf.ParameterServer(), kf.ParameterServer(partition=2)
     free = kf.ParameterServer("async", staleness=0, partition="min_size:64B")
     found: dict[str, Any] = {}
-    # of Lamb an update is by the norms of all rows
-    for name, make in {**_OPTIMIZERS, "lamb": lambda: keras.optimizers.Lamb(0.01)}.items():
+    # of Lamb an update is by the norms of all rows; AdamW lets weights decay, with biases left out
+    more = {"lamb": lambda: keras.optimizers.Lamb(0.01), "adamw": _adamw}
+    for name, make in {**_OPTIMIZERS, **more}.items():
         product = _embedded(one, make, False, "float32")
         found[name] = [off(product, _embedded(each, make, True, "float32")) for each in (whole, parts, free)]
     product = _embedded(one, _sgd, True, "mixed_bfloat16")

@@ -12,15 +12,27 @@ from typing import Any
 
 import pytest
 
+from keras_flow.backends import engines
 from keras_flow.launch.environment import free_port
 
 PROGRAM = Path(__file__).parent / "program.py"
 _LAUNCH = [sys.executable, "-m", "keras_flow.launch", "--servers", "2", "--workers", "2", "--timeout", "60"]
 
 
+#: those that have servers
+ENGINES = [name for name, engine in engines.ENGINES.items() if engine.has_servers]
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The engine of a job's processes."""
+    monkeypatch.setenv("KERAS_BACKEND", request.param)
+    return request.param
+
+
 def _environment(**more: str) -> dict[str, str]:
     root = str(PROGRAM.parents[2])
-    return {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": root, **more}
+    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": root, **more}
 
 
 def _run(what: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -34,15 +46,17 @@ def _found(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return json.loads(lines[0].removeprefix("FOUND "))
 
 
+@pytest.mark.usefixtures("engine")
 def test_the_numbers_of_one_device(tmp_path: Path) -> None:
     found = _found(_run("numbers", tmp_path))
     for name in ("sgd", "momentum", "adam", "clipped", "staleness=0", "staleness=0, another model"):
         assert found[name] < 1e-5, name
-    assert (found["jobs"], found["servers"], found["saved"]) == (["job:ps"], ["0", "1"], 0.0)
+    assert (found["servers"], found["saved"]) == (["job:ps 0", "job:ps 1"], 0.0)
     served, alone = found["few rows"]
     assert abs(served - alone) < 1e-6
 
 
+@pytest.mark.usefixtures("engine")
 def test_tables(tmp_path: Path) -> None:
     """A worker gets the rows that it uses, from the servers that have them; each counts once for an optimizer."""
     found = _found(_run("tables", tmp_path))
@@ -54,9 +68,10 @@ def test_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("engine")
 def test_more_tables(tmp_path: Path) -> None:
     found = _found(_run("more_tables", tmp_path))
-    for name in ("sgd", "momentum", "adam", "clipped", "lamb", "bfloat16"):
+    for name in ("sgd", "momentum", "adam", "clipped", "lamb", "adamw", "bfloat16"):
         assert max(found[name]) < 1e-5, (name, found[name])
     assert (found["parts to one"], found["parts to whole"], found["saved"]) == (0.0, 0.0, 0.0)
 
@@ -82,6 +97,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.usefixtures("engine")
 def test_a_function_is_run_with_servers_and_workers(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(_RUN)
     command = [sys.executable, str(tmp_path / "program.py")]
@@ -94,6 +110,7 @@ def test_a_function_is_run_with_servers_and_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("engine")
 def test_a_lost_worker_loses_no_batch(tmp_path: Path) -> None:
     result = _run("lost_worker", tmp_path)
     found = _found(result)
@@ -103,6 +120,7 @@ def test_a_lost_worker_loses_no_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("engine")
 def test_a_lost_worker_that_is_started_again(tmp_path: Path) -> None:
     result = _run("lost_worker", tmp_path, "--max_restarts", "1")
     assert _found(result)["updates"] == 15
@@ -111,6 +129,7 @@ def test_a_lost_worker_that_is_started_again(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("engine")
 def test_workers_that_are_lost_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEED", "1")
     found = _found(_run("workers_lost_at_any_moment", tmp_path, "--max_restarts", "20"))
@@ -118,6 +137,7 @@ def test_workers_that_are_lost_at_any_moment(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("engine")
 def test_too_few_workers_end_the_job(tmp_path: Path) -> None:
     result = _run("lost_worker", tmp_path, "--min-workers", "2")
     assert result.returncode == 1
@@ -125,17 +145,20 @@ def test_too_few_workers_end_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("engine")
 def test_a_lost_worker_keeps_the_numbers(tmp_path: Path) -> None:
     assert _found(_run("lost_worker_sync", tmp_path))["off"] < 1e-5
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("engine")
 def test_a_status_of_the_programs_own_is_kept(tmp_path: Path) -> None:
     result = _run("own_status", tmp_path)
     assert result.returncode == 3 and "the chief left with exit code 3" in result.stderr
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("engine")
 def test_a_lost_server_ends_the_job(tmp_path: Path) -> None:
     result = _run("lost_server", tmp_path)
     assert result.returncode == 1
@@ -144,6 +167,7 @@ def test_a_lost_server_ends_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("engine")
 def test_after_a_lost_server_a_job_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     assert _run("lost_server_and_a_checkpoint", tmp_path).returncode == 1
     found = _found(_run("lost_server_and_a_checkpoint", tmp_path))
@@ -152,13 +176,14 @@ def test_after_a_lost_server_a_job_goes_on_from_the_last_checkpoint(tmp_path: Pa
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("engine")
 def test_tf_config_written_by_hand(tmp_path: Path) -> None:
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(4)]
     cluster = {"chief": addresses[:1], "worker": addresses[1:3], "ps": addresses[3:]}
 
     def start(job: str, index: int) -> subprocess.Popen[str]:
         config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
-        environment = _environment(TF_CONFIG=config, KERAS_FLOW_TIMEOUT="60")
+        environment = _environment(TF_CONFIG=config, KERAS_FLOW_TIMEOUT="60", KERAS_FLOW_TOKEN="of this test")
         command = [sys.executable, str(PROGRAM), "by_hand", str(tmp_path)]
         return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -178,7 +203,7 @@ def test_tf_config_written_by_hand(tmp_path: Path) -> None:
             each.communicate()
 
 
-def _refusal(code: str, backend: str = "tensorflow") -> str:
+def _refusal(code: str, backend: str = "torch") -> str:
     program = f"import keras_flow as kf\ntry:\n    {code}\nexcept kf.FlowError as error:\n    print(error)\n"
     environment = {**_environment(KERAS_BACKEND=backend)}
     result = subprocess.run(
@@ -189,7 +214,7 @@ def _refusal(code: str, backend: str = "tensorflow") -> str:
 
 def test_other_engines_name_what_they_have() -> None:
     said = _refusal("kf.ParameterServer()", "jax")
-    assert "needs an engine whose runtime has servers, tensorflow" in said and "jax has none" in said
+    assert "needs an engine that has parameter servers, tensorflow or torch; jax has none" in said
     assert "kf.CentralStorage()" in said and "zero=3" in said
 
 
