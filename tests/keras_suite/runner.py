@@ -21,6 +21,7 @@ from pathlib import Path
 import keras
 
 from tests.keras_suite.refusals import is_rounded, listed
+from tests.keras_suite.session import NOT_COLLECTED
 
 #: seconds for one test (torch traces some for a minute), and for the engine to start and all files to be collected
 LIMIT, START = 180.0, 240.0
@@ -103,6 +104,11 @@ def compared(lines: list[dict]) -> dict[str, list[dict]]:
     return {layout: [line for line in tests.values() if is_worse(line)] for layout, tests in outcomes.items()}
 
 
+def is_uncollected(line: dict) -> bool:
+    """Whether a line is of a file that could not be imported, so that none of its tests was run."""
+    return line.get("error", "").startswith(NOT_COLLECTED)
+
+
 def is_fault(backend: str, line: dict) -> bool:
     """Whether what is worse in a scope is no refusal that docs/features.md lists, and no matter of the last digits."""
     if line["is_refusal"]:
@@ -150,6 +156,8 @@ def main(arguments: list[str]) -> int:
     if options.all_alone or failed.read_text():
         add("1", None if options.all_alone else failed)
     worse = compared(lines)
+    for text in sorted({f"{line['test']}: {line['error']}" for line in lines if is_uncollected(line)}):
+        print(text)
     for layout in layouts:
         for line in sorted(worse.get(layout, ()), key=lambda line: line["test"]):
             kind = "fails"

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+import types
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,8 @@ OWN_FOLDERS = re.compile(
     r"IOStore|weights_h5_|save_load_weights_only|save_weights_subclassed|weights_sharding|exception_raised"
     r"|\.utils\.\w+_test\."  # data sets in folders, archives
 )
+#: how the error of a file begins that cannot be imported
+NOT_COLLECTED = "not collected"
 PRIVATE_WRITERS = re.compile(r"saving_lib\._?save_|save_model_to_hdf5|h5py\.File\(|export_lib|export_\w+\(model")
 PUBLIC_WRITERS = re.compile(r"\.save\(|\.save_weights\(|saving_api\.save|\.export\(")
 
@@ -79,6 +82,14 @@ class Recorder:
             for item in items
             if name_of(item) not in self.done and (self.only is None or name_of(item) in self.only)
         ]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Write down a file that cannot be imported: none of its tests is run, which nobody would see."""
+        if report.failed and report.nodeid not in self.done:
+            why = (report.longreprtext.strip().splitlines() or [""])[-1].removeprefix("E").strip()
+            self._write(
+                {"test": report.nodeid, "outcome": "failed", "error": f"{NOT_COLLECTED}: {why}", "is_refusal": False}
+            )
 
     def pytest_sessionfinish(self) -> None:
         """Say that no test is left."""
@@ -152,6 +163,18 @@ def scope(layout: str) -> Iterator[None]:
         distribution.check = lambda model: None
     with distribution.scope():
         yield
+
+
+def stand_in_for_conftest() -> None:
+    """Give tests what they import from Keras's own `conftest`, which its wheel does not have."""
+    import keras
+
+    def skip_if_backend(given_backend: str, reason: str) -> pytest.MarkDecorator:
+        return pytest.mark.skipif(keras.backend.backend() == given_backend, reason=reason)
+
+    module: Any = types.ModuleType("conftest")
+    module.skip_if_backend = skip_if_backend
+    sys.modules["conftest"] = module
 
 
 def waiting_for_all(root: Path, processes: int, limit: float = 100.0) -> Callable[[str], None]:
@@ -232,6 +255,7 @@ def run(layout: str, modules: list[str], out: str, done: set[str], only: set[str
     from keras_flow.runtime import env
 
     quick.set_options(keras.backend.backend())
+    stand_in_for_conftest()
     recorder = Recorder(layout, Path(out), done, only)
     if layout != "1" and env.process_count() > 1:
         share_folders(Path(folder))

@@ -80,6 +80,22 @@ def test_a_test_has_one_name_in_all_processes(tmp_path: Path, monkeypatch: pytes
     assert names[0] == names[1] != []
 
 
+def test_a_file_that_cannot_be_imported_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody saw that the tests of seven files were never run: two of them ask for Keras's own `conftest`."""
+    monkeypatch.setitem(sys.modules, "conftest", None)
+    (tmp_path / "bad_test.py").write_text("import a_package_that_is_not_there\n")
+    (tmp_path / "good_test.py").write_text("from conftest import skip_if_backend\ndef test(): pass\n")
+    session.stand_in_for_conftest()
+    recorder = session.Recorder("1", tmp_path / "out", set(), None)
+    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", os.devnull, "--import-mode=importlib"]
+    pytest.main([*options, "--continue-on-collection-errors", *map(str, tmp_path.glob("*_test.py"))], [recorder])
+    lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    outcomes = {line["test"]: line for line in lines if "test" in line}
+    assert outcomes["good_test.py::test"]["outcome"] == "passed"
+    assert runner.is_uncollected(outcomes["bad_test.py"])
+    assert "No module named 'a_package_that_is_not_there'" in outcomes["bad_test.py"]["error"]
+
+
 def test_a_refusal_is_in_the_list_or_a_fault() -> None:
     line = {"test": "a.py::a", "is_refusal": True, "error": "FlowError: a sparse input of shape [2, 4] cannot be split"}
     assert not runner.is_fault("jax", line)
