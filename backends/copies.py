@@ -14,8 +14,8 @@ import numpy as np
 import xxhash
 
 from keras_flow import sbp
-from keras_flow.backends.files.shared_files import optimizers_of
 from keras_flow.backends.rendezvous import agreement
+from keras_flow.current.models import all_variables
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
 
@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 def variables_of(model: keras.Model) -> list[keras.Variable]:
     """The variables of a model and of its optimizers, in one order on all ranks; those of metrics are left out."""
-    metrics = {id(variable) for variable in model.metrics_variables}
-    chosen = [variable for variable in model.variables if id(variable) not in metrics]
-    for optimizer in optimizers_of(model):
-        chosen += optimizer.variables
-    return chosen
+    return list(all_variables(model, metrics=False, optimizers=True))
 
 
 def compare(variables: Sequence[keras.Variable], shards: Callable[[keras.Variable], Mapping[int, np.ndarray]]) -> None:

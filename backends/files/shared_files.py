@@ -9,7 +9,7 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from keras_flow.backends.hooking import hook
 from keras_flow.backends.rendezvous import agreement, meeting
 from keras_flow.current.distribution import active
 from keras_flow.current.joining import WRITER_FAILED
-from keras_flow.current.models import remembered
+from keras_flow.current.models import all_variables, remembered
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -186,21 +186,9 @@ def throw_away_logs(_: object, original: Callable[..., object], callback: object
     return original(callback, model)
 
 
-def all_variables(model: keras.Model) -> list[keras.Variable]:
+def saved_variables(model: keras.Model) -> Iterator[keras.Variable]:
     """The variables that a file of the model may hold: its own, those of its metrics and of its optimizers."""
-    # a layer that is shared lists its variables twice
-    unique = {id(variable): variable for variable in (*model.variables, *model.metrics_variables)}
-    for optimizer in optimizers_of(model):
-        unique.update({id(variable): variable for variable in optimizer.variables})
-    return list(unique.values())
-
-
-def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The model's optimizer, and others that are its attributes (a GAN has two)."""
-    import keras
-
-    optimizers = {id(value): value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)}
-    return list(optimizers.values())
+    return all_variables(model, optimizers=True)
 
 
 def copy_of(variable: object) -> np.ndarray | None:
@@ -213,7 +201,7 @@ def write_alone(
     action: Callable[[], object],
     model: keras.Model | None,
     name: str,
-    reads: Callable[[keras.Model], Iterable[keras.Variable]] = all_variables,
+    reads: Callable[[keras.Model], Iterable[keras.Variable]] = saved_variables,
 ) -> None:
     """Process 0 calls `action`, which may read the variables of `model`; the others wait, and get its error.
 
@@ -249,17 +237,13 @@ def write_alone(
             error = written(action)
         finally:
             _copies.reset(token)
-    outcome = agreement.first_says("" if error is None else f"{type(error).__name__}: {error}")
-    if error is not None:
-        raise error
-    if outcome:
-        raise failed(outcome)
+    told(error, agreement.first_says)
 
 
 def is_split(model: keras.Model | None) -> bool:
-    """Whether a process holds but a part of what a file of the model has, so that the others are needed."""
-    engine = backend()
-    return model is not None and any(engine.is_split_over_processes(variable) for variable in all_variables(model))
+    """Whether a process holds only a part of what a file of the model has, so that it needs the others."""
+    split = backend().is_split_over_processes
+    return model is not None and any(split(variable) for variable in saved_variables(model))
 
 
 def write_here(action: Callable[[], object], name: str) -> None:
@@ -270,13 +254,13 @@ def write_here(action: Callable[[], object], name: str) -> None:
         FlowError: in another one, when it failed, or when process 0 does not come here.
     """
     if backend().world().process_index != 0:
-        if outcome := meeting.ask_first(WRITES, name):
-            raise failed(outcome)
-        return
-    error = written(action)
-    meeting.first_tells(name, "" if error is None else f"{type(error).__name__}: {error}")
-    if error is not None:
-        raise error
+        return told(None, lambda _: meeting.ask_first(WRITES, name))
+
+    def tell(outcome: str) -> str:
+        meeting.first_tells(name, outcome)
+        return outcome
+
+    told(written(action), tell)
 
 
 def written(action: Callable[[], object]) -> Exception | None:
@@ -294,6 +278,19 @@ def written(action: Callable[[], object]) -> Exception | None:
     return None
 
 
-def failed(outcome: str) -> FlowError:
-    """The error in a process that does not write, when the one that does failed."""
-    return FlowError(f"{WRITER_FAILED}: {outcome}")
+def told(error: BaseException | None, tell: Callable[[str], str]) -> None:
+    """Tell the other processes how the writing ended, or hear it, and raise what failed.
+
+    Args:
+        error: what `written` returned, in the process that writes.
+        tell: takes the outcome of the process that writes, and returns it in all; empty where it has written.
+
+    Raises:
+        Exception: `error`, in the process that writes.
+        FlowError: in the others, when that one failed.
+    """
+    outcome = tell("" if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    if outcome:
+        raise FlowError(f"{WRITER_FAILED}: {outcome}")

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from keras_flow.backends.files.shared_files import optimizers_of
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import rank_devices, world
 from keras_flow.backends.tensorflow.mesh_values import from_logical
@@ -18,8 +17,7 @@ from keras_flow.backends.tensorflow.traced_step import compiled
 from keras_flow.backends.tensorflow.variables import to_host
 from keras_flow.current import reachable
 from keras_flow.current.distribution import Distribution, as_under, holding
-from keras_flow.current.keras_places import GLOBAL_SEED_GENERATOR, get_global_attribute
-from keras_flow.current.models import all_variables
+from keras_flow.current.models import all_variables, optimizers_of
 
 
 class WholeStep:
@@ -82,12 +80,9 @@ class WholeStep:
 
     def _variables(self) -> Iterator[keras.Variable]:
         """All that a step may read or change, its closures' and the optimizers' too; the same one may come twice."""
-        yield from all_variables(self.model)
+        yield from all_variables(self.model, global_seed=True)
         if self.with_optimizer:
             yield from (variable for variable, _ in reachable.variables(self.model))
-        seeds = get_global_attribute(GLOBAL_SEED_GENERATOR)
-        if seeds is not None:
-            yield seeds.state
 
     def _optimizers(self) -> Iterator[keras.Optimizer]:
         """The optimizers whose slots the step may make: one with a loss scale has another one inside."""

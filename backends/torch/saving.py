@@ -139,7 +139,7 @@ def write_alone(action: Callable[[], object], model: keras.Model | None, name: s
     meeting.meet(shared_files.WRITES)
     writes = layouts.this_rank() == 0
     error: BaseException | None = None
-    stored = [] if model is None else shared_files.all_variables(model)
+    stored = [] if model is None else list(shared_files.saved_variables(model))
     computed = (
         [] if model is None else [v for layer in model._flatten_layers() if _computes(layer) for v in layer.variables]
     )
@@ -155,8 +155,4 @@ def write_alone(action: Callable[[], object], model: keras.Model | None, name: s
         else:
             gather_blocks.answer(stored)
     # the others wait here until the file is complete
-    outcome = agreement.first_says("" if error is None else f"{type(error).__name__}: {error}")
-    if error is not None:
-        raise error
-    if outcome:
-        raise shared_files.failed(outcome)
+    shared_files.told(error, agreement.first_says)

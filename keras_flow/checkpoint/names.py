@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from keras_flow.backends.files import shared_files
 from keras_flow.checkpoint.manifest import is_weight
 from keras_flow.current import models
 from keras_flow.current.distribution import active
@@ -40,7 +39,7 @@ def named(model: keras.Model) -> dict[str, keras.Variable]:
     found = _own(model)
     own = list(found.values())
     paths = {id(variable): name for name, variable in found.items()}
-    for optimizer in shared_files.optimizers_of(model):
+    for optimizer in models.optimizers_of(model):
         if not optimizer.built:
             with _scope_of(model):
                 optimizer.build(model.trainable_variables)

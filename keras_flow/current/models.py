@@ -9,7 +9,12 @@ from weakref import WeakKeyDictionary
 import keras
 
 from keras_flow.current.distribution import Distribution, active, applied
-from keras_flow.current.keras_places import Functional, current_distribution, get_global_attribute
+from keras_flow.current.keras_places import (
+    GLOBAL_SEED_GENERATOR,
+    Functional,
+    current_distribution,
+    get_global_attribute,
+)
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
 
@@ -103,15 +108,38 @@ def layer_paths(model: keras.Model) -> list[str]:
     return [layer.path or layer.name for layer in model._flatten_layers()]
 
 
-def all_variables(model: keras.Model) -> Iterator[keras.Variable]:
-    """Variables and seeds of the model and its layers, and the state of its metrics and sampler, each once."""
-    seen: set[int] = set()
+def all_variables(
+    model: keras.Model, *, metrics: bool = True, optimizers: bool = False, global_seed: bool = False
+) -> Iterator[keras.Variable]:
+    """Variables and seeds of the model, its layers and its sampler, each once and in one order on all ranks.
+
+    Args:
+        model: the model.
+        metrics: give the state of its metrics too.
+        optimizers: give the variables of its optimizers too.
+        global_seed: give the state of Keras's global generator too, from which draws without an own one come.
+    """
+    found = list(model.variables)
     # what draws the next token of a text is no layer, and Keras does not track its seeds
-    sampler = getattr(model, "sampler", None)
-    for variable in (*model.variables, *model.metrics_variables, *getattr(sampler, "variables", ())):
-        if id(variable) not in seen:
-            seen.add(id(variable))
-            yield variable
+    found += getattr(getattr(model, "sampler", None), "variables", ())
+    of_metrics = {id(variable): variable for variable in model.metrics_variables}
+    if metrics:
+        found += of_metrics.values()
+    else:
+        found = [variable for variable in found if id(variable) not in of_metrics]
+    for optimizer in optimizers_of(model) if optimizers else ():
+        found += optimizer.variables
+    generator = get_global_attribute(GLOBAL_SEED_GENERATOR) if global_seed else None
+    if generator is not None:
+        found.append(generator.state)
+    # a layer that is shared lists its variables twice
+    yield from {id(variable): variable for variable in found}.values()
+
+
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The model's optimizer, and others that are its attributes (a GAN has two)."""
+    optimizers = {id(value): value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)}
+    return list(optimizers.values())
 
 
 def graph_of(model: keras.Layer) -> Any:

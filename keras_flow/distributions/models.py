@@ -74,10 +74,8 @@ def _was_compiled_with(model: keras.Model) -> bool:
 
 
 def _listed_are_laid(model: keras.Model, distribution: Distribution) -> bool:
-    """Whether all variables that Keras lists for a model were laid by this distribution."""
-    optimizer = getattr(model, "optimizer", None)
-    listed = (*all_variables(model), *(optimizer.variables if optimizer is not None else ()))
-    return all(is_laid(variable, distribution) for variable in listed)
+    """Whether all variables that Keras lists for a model, and its optimizers', were laid by this distribution."""
+    return all(is_laid(variable, distribution) for variable in all_variables(model, optimizers=True))
 
 
 def is_laid(variable: keras.Variable, distribution: Distribution) -> bool:

@@ -12,7 +12,6 @@ import numpy as np
 from keras_flow.backends import random_states
 from keras_flow.backends.active import backend
 from keras_flow.current import models
-from keras_flow.current.keras_places import GLOBAL_SEED_GENERATOR, get_global_attribute
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
@@ -26,7 +25,8 @@ class State:
 
     def __init__(self, model: keras.Model):
         self.model = model
-        self.values = [(variable, _host(variable)) for variable in _variables(model)]
+        changed = models.all_variables(model, optimizers=True, global_seed=True)
+        self.values = [(variable, _host(variable)) for variable in changed]
         self._random = random_states.states()
 
     def restore(self) -> None:
@@ -35,18 +35,6 @@ class State:
         for variable, value in self.values:
             variable.assign(value)
         random_states.set_states(self._random)
-
-
-def _variables(model: keras.Model) -> list[keras.Variable]:
-    """All variables that a step of the model may change, each once."""
-    variables = list(models.all_variables(model))
-    if model.optimizer is not None:
-        variables += model.optimizer.variables
-    # draws without a layer's own generator come from Keras's global one
-    generator = get_global_attribute(GLOBAL_SEED_GENERATOR)
-    if generator is not None:
-        variables.append(generator.state)
-    return list({id(variable): variable for variable in variables}.values())
 
 
 def _host(variable: keras.Variable) -> np.ndarray:

@@ -10,7 +10,10 @@ import pytest
 
 import keras_flow as kf
 from keras_flow.backends.active import backend
+from keras_flow.current import models
+from keras_flow.current.keras_places import global_seed_generator
 from keras_flow.current.variable_layout import keras_layout
+from keras_flow.verify.state import State
 from tests.distributions import programs
 
 
@@ -263,3 +266,26 @@ def test_a_callback_that_raises_leaves_the_last_good_weights(error: type[BaseExc
             model.predict(x, batch_size=16, verbose=0, callbacks=[Stop(error)])
         programs.same(model, reference)
         np.testing.assert_allclose(model.predict(x, verbose=0), reference.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
+
+
+def test_the_variables_of_a_model_with_two_optimizers() -> None:
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dropout(0.5)(keras.layers.Dense(2)(inputs)))
+    model.compile(keras.optimizers.SGD(momentum=0.9), "mse", metrics=["mae"])
+    model.d_optimizer = keras.optimizers.SGD(momentum=0.9)
+    for optimizer in (model.optimizer, model.d_optimizer):
+        optimizer.build(model.trainable_variables)
+    model.train_on_batch(np.ones((2, 4)), np.ones((2, 2)))
+    weights = [*model.weights, model.layers[-1].seed_generator.state]
+    slots = [*model.optimizer.variables, *model.d_optimizer.variables]
+    assert set(map(id, models.all_variables(model, metrics=False))) == set(map(id, weights))
+    seeds = global_seed_generator().state
+    everything = list(models.all_variables(model, optimizers=True, global_seed=True))
+    assert len(everything) == len(set(map(id, everything)))
+    for each in (*weights, *slots, *model.metrics_variables, seeds):
+        assert any(each is variable for variable in everything), each.path
+    # what verify puts back
+    state, slot = State(model), model.d_optimizer.variables[-1]
+    slot.assign(keras.ops.ones(slot.shape))
+    state.restore()
+    assert not np.any(slot.numpy())
