@@ -14,7 +14,7 @@ and the gradient becomes a DTensor in the layout of the slots: during the pass w
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -63,10 +63,14 @@ def _holders(flat: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(flat.untyped_storage()._cdata)
 
 
-@functools.cache
+_reducers: dict[Placement, Reducer] = {}
+
+
 def reducer(placement: Placement) -> Reducer:
     """The gradient reducer of a placement's ranks."""
-    return Reducer(placement)
+    if placement not in _reducers:
+        _reducers[placement] = Reducer(placement)
+    return _reducers[placement]
 
 
 class Reducer:
@@ -92,6 +96,8 @@ class Reducer:
         self._split_bytes = 0
         self._scatters = Scatters()
         self._memory, self._watched = _FlatMemory(), []
+        #: forgets the memory of a model's gradients when the model goes
+        self._end: weakref.finalize | None = None
         self._closing = False
         self.on = False
         self.collectives = 0
@@ -101,7 +107,11 @@ class Reducer:
         self.reset()
         watched = [id(variable) for variable in variables]
         if watched != self._watched:  # of another model
-            self._memory, self._watched = _FlatMemory(), watched
+            self._forget()
+            self._watched = watched
+            if variables:
+                self._end = weakref.finalize(variables[0], self._forget)
+                self._end.atexit = False
         for variable in variables:
             stored = variable._value
             if isinstance(stored, DTensor):  # gathered for its use: its gradient arrives summed and cut
@@ -122,6 +132,12 @@ class Reducer:
         """Forget a pass that did not end."""
         self._waiting, self._sent, self._bytes, self._closing, self.on = [], [], 0, False, False
         self._split, self._split_bytes, self._scatters = [], 0, Scatters()
+
+    def _forget(self) -> None:
+        self._memory, self._watched = _FlatMemory(), []
+        if self._end is not None:
+            self._end.detach()
+            self._end = None
 
     def _ready(self, parameter: torch.nn.Parameter) -> None:
         # no layer computed own rows: all ranks have the same gradients

@@ -94,6 +94,8 @@ def created_in_pieces_with_the_bits_of_one_device() -> None:
 
 @check
 def gradients_travel_in_buckets() -> None:
+    import gc
+
     import keras_flow as kf
     from keras_flow.backends.torch import gradient_buckets
 
@@ -109,7 +111,12 @@ def gradients_travel_in_buckets() -> None:
         wide = small_model(3 << 18)  # 12 MB of kernel, then 3 MB of bias, 3 MB of kernel
         before += 1
         wide.train_on_batch(x, y)
-        assert gradient_buckets.reducer(distribution.placement).collectives == before + 2
+        reducer = gradient_buckets.reducer(distribution.placement)
+        assert reducer.collectives == before + 2
+    assert reducer._memory._tensors  # for the next step
+    del model, wide
+    gc.collect()
+    assert not reducer._memory._tensors
 
 
 @check
