@@ -49,7 +49,7 @@ def settled(described: Processes, seconds: float) -> Processes:
 def _free_address(described: Processes) -> str:
     """A free port of this host, at the coordinator's name where that is one of this host, else at its address."""
     for host in (described.host, joining.own_address(described)):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        with socket.socket(joining.family_of(host)) as probe:
             try:
                 probe.bind((host, 0))
             except OSError:

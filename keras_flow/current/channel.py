@@ -19,6 +19,8 @@ import threading
 import time
 from typing import Any
 
+from keras_flow.current import joining
+
 #: bytes of a message, at most
 _LONGEST = 1 << 20
 #: seconds in which the two sides of a connection must have proved themselves
@@ -139,7 +141,7 @@ class Listener:
     def __init__(self, host: str, port: int, token: bytes):
         self.arrivals: queue.Queue[tuple[Channel, dict[str, Any]]] = queue.Queue()
         self._token = token
-        self._listener = socket.create_server((host, port), backlog=128)
+        self._listener = socket.create_server((host, port), family=joining.family_of(host), backlog=128)
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property

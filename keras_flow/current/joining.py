@@ -37,10 +37,12 @@ def keeping_sigterm() -> Iterator[None]:
     of any other program would go on as if it had not been asked to end.
     """
     before = signal.getsignal(signal.SIGTERM)
-    yield
-    # None: the handler is not Python's. Outside of the main thread Python sets none
-    if before is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
+    try:
+        yield
+    finally:
+        # None: the handler is not Python's. Outside of the main thread Python sets none
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def waiting_seconds() -> float:
@@ -140,9 +142,14 @@ def own_address(processes: Processes) -> str:
 
     The name of a host, which engines go by, often means another network, or the loopback interface.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(family_of(processes.host), socket.SOCK_DGRAM) as probe:
         probe.connect((processes.host, processes.port))  # of datagrams: nothing is sent
         return probe.getsockname()[0]
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """How a socket to or at a host names it: IPv6 where its address is one, otherwise IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def check_port(processes: Processes) -> None:
@@ -153,7 +160,7 @@ def check_port(processes: Processes) -> None:
     """
     if processes.index != 0:
         return
-    with socket.socket(socket.AF_INET6 if ":" in processes.host else socket.AF_INET) as probe:
+    with socket.socket(family_of(processes.host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((processes.host, processes.port))
