@@ -99,13 +99,15 @@ def dataset_shuffles(adapter: Any) -> bool:
 @contextmanager
 def ordering() -> Iterator[None]:
     """Inside, a `fit` runs. What Keras reads before its first epoch, to learn of shapes, is of no epoch."""
-    global _is_ordering, _epoch
-    outer = _is_ordering, _epoch
+    global _is_ordering, _epoch, _seed
+    was_ordering, epoch, seed = _is_ordering, _epoch, _seed
     _is_ordering, _epoch = logical_random.is_logical(), None
     try:
         yield
     finally:
-        _is_ordering, _epoch = outer
+        _is_ordering, _epoch = was_ordering, epoch
+        if epoch is not None:  # a callback's `fit` has ended, and the outer one goes on by its own seed
+            _seed = seed
 
 
 @hook("keras.callbacks.CallbackList", "on_epoch_begin", "the order of rows is that of an epoch", when=by_position)

@@ -55,11 +55,12 @@ class JobFolder:
 
     def clear(self) -> None:
         """Forget what the ranks of an attempt that failed wrote; what was sent to them stays."""
-        for path in (
+        of_ranks = (
             path
             for name in ("failure", "left", "stack", "call", "asked", "saved")
             for path in self.path.glob(f"{name}-*")
-        ):
+        )
+        for path in (self.asks_for_time, *of_ranks):
             path.unlink(missing_ok=True)
 
 

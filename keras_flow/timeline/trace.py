@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
@@ -61,7 +63,13 @@ def trace(path: str | Path) -> Iterator[None]:
     engine = backend()
     install(engine)
     here = engine.world()
-    parts = target.with_name(f".{target.name}.parts")
+    # a process of a run that failed may have written its part too late: a run has a folder of its own
+    run = agreement.first_says(uuid.uuid4().hex) if here.process_count > 1 else uuid.uuid4().hex
+    parts = target.with_name(f".{target.name}.{run}.parts")
+    if here.process_index == 0:
+        for left in target.parent.glob(f".{glob.escape(target.name)}.*.parts"):
+            if left != parts:
+                shutil.rmtree(left, ignore_errors=True)
     error: BaseException | None = None
     with tempfile.TemporaryDirectory(prefix="keras-flow-trace-") as folder:
         with engine.profiled(Path(folder)) as events:

@@ -181,3 +181,16 @@ def test_collectives_are_those_of_explain(on_ranks, backend: str, layout: str, t
             groups.setdefault(event["args"]["group"], set()).add(event["pid"])
     legal = [{0, 1}, {2, 3}, {0, 2}, {1, 3}] if layout == "hybrid" else [{0, 1, 2, 3}]
     assert all(ranks in legal for ranks in groups.values()), groups
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_what_a_failed_run_has_left_is_not_merged(tmp_path: Path) -> None:
+    import keras_flow as kf
+
+    for name in (".run.json.parts", ".run.json.0.parts"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.json").write_text("what a process wrote too late")
+    with kf.trace(tmp_path / "run.json"):
+        pass
+    assert "traceEvents" in json.loads((tmp_path / "run.json").read_text())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".run.json.parts", "run.json"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keras_flow.backends.reading import row_order
 from tests.launch import programs
 
 #: name -> how its data are given; epochs are three
@@ -82,6 +83,16 @@ def test_two_processes_train_so_too(engine: str, tmp_path: Path, expected: dict[
     found = json.loads(line.removeprefix("losses "))
     for name in CASES:
         assert np.allclose(found[name], expected[name], rtol=0, atol=1e-5), (name, found[name], expected[name])
+
+
+def test_the_fit_of_a_callback_leaves_the_seed_of_the_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_is_ordering", False), ("_epoch", None), ("_seed", 0)):
+        monkeypatch.setattr(row_order, name, value)
+    with row_order.ordering():
+        row_order._epoch, row_order._seed = 2, 5
+        with row_order.ordering():
+            row_order._epoch, row_order._seed = 0, 9  # drawn: the program has set no seed
+        assert (row_order._epoch, row_order._seed) == (2, 5)
 
 
 def test_an_epoch_has_its_order_wherever_training_begins(on_ranks) -> None:
