@@ -64,7 +64,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
     batch_size = checked_rows(batch_size)
     capabilities = backend().capabilities
     graph = graphs.graph_of(model, batch_size, is_leaf)
-    placed = _placed(distribution, model)
+    placed = layouts_of(distribution, model)
     gathers = distribution.gathers_weights
     # as they are computed with, which is how they are held unless they are gathered for that
     layouts = {id(variable): (given.used if gathers else None) or given.layout for variable, given in placed}
@@ -191,7 +191,7 @@ def _short(step: StepCost, key: int) -> str:
     return ",".join(f"S({split[axis]})" if axis in split else "B" for axis in step.axes)
 
 
-def _placed(distribution: FlowDistribution, model: keras.Model) -> list[tuple[keras.Variable, VariableLayout]]:
+def layouts_of(distribution: FlowDistribution, model: keras.Model) -> list[tuple[keras.Variable, VariableLayout]]:
     """Each variable of the model and its layout: the one that it has, otherwise the one that it would get."""
     owners = owners_of(model)
     layouts = []
@@ -214,11 +214,11 @@ def row_of(variable: keras.Variable, placed: VariableLayout) -> VariableRow:
         sbp.text(placed.layout.nd_sbp),
         placed.source,
         note,
-        _bytes(placed.layout, dtype),
+        bytes_on_rank(placed.layout, dtype),
     )
 
 
-def _bytes(layout: Layout, dtype: str) -> int:
+def bytes_on_rank(layout: Layout, dtype: str) -> int:
     """Bytes on a rank. Variables are split evenly (see `resolve`), so one rank's are those of all."""
     return math.prod(layout.local_shape(layout.placement.ranks[0])) * itemsize(dtype)
 
@@ -230,8 +230,8 @@ def _memory(
     step: StepCost,
     calls: Sequence[CallMemory],
 ) -> dict[int, Memory]:
-    weights = sum(_bytes(given.layout, variable.dtype) for variable, given in placed)
-    of_slots = sum(_bytes(given.layout, dtype) for given, dtype in slots)
+    weights = sum(bytes_on_rank(given.layout, variable.dtype) for variable, given in placed)
+    of_slots = sum(bytes_on_rank(given.layout, dtype) for given, dtype in slots)
     gradients = sum(step.gradient(variable) for variable, _ in placed if variable.trainable)
     summed = [
         collective.bytes

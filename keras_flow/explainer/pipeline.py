@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import keras
 
 from keras_flow.backends.active import backend
-from keras_flow.current.models import owners_of
 from keras_flow.current.variable_layout import VariableLayout
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.distributions.dry_run import dry_run
@@ -157,11 +156,7 @@ def step_of(distribution: FlowDistribution, pipeline: StagedModel, batch_size: i
     lanes = len(stages[0].ranks)
     part = -(-batch_size // schedule.microbatches)
     rows = -(-part // lanes)  # of the largest micro-batch on one rank
-    owners = owners_of(model)
-    placed = [
-        (each, distribution.layout_for(each.path, tuple(each.shape), owners.get(id(each))).given)
-        for each in model.variables
-    ]
+    placed = whole.layouts_of(distribution, model)
     layouts = {id(each): given.layout for each, given in placed}
     held, within = _held(pipeline, distribution.blocks_of(model), rows, layouts)
     slots, notes = _slots(model, stages, layouts)
@@ -181,7 +176,9 @@ def step_of(distribution: FlowDistribution, pipeline: StagedModel, batch_size: i
 def _held(
     pipeline: StagedModel, blocks: Sequence[keras.Layer], rows: int, layouts: Mapping[int, Layout]
 ) -> tuple[list[HeldByStage], list[Collective]]:
-    """What one micro-batch keeps of each stage, by what each of its layers' calls keeps, and what it sends within it.
+    """What a rank keeps of one micro-batch for each stage, and what the micro-batch sends within its stages.
+
+    A stage keeps what its layers' calls keep.
 
     Args:
         pipeline: the model in stages.
@@ -310,10 +307,11 @@ def _bytes(calls: CallGraph, key: int, rows: int) -> int:
 
 
 def _size(variable: keras.Variable, layouts: Mapping[int, Layout] | None = None) -> int:
-    """Bytes of a variable, or on one rank."""
-    layout = None if layouts is None else layouts[id(variable)]
-    shape = variable.shape if layout is None else layout.local_shape(layout.placement.ranks[0])
-    return math.prod(shape) * itemsize(keras.backend.standardize_dtype(variable.dtype))
+    """Bytes of a variable; with `layouts` those that one rank holds of it."""
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    if layouts is not None:
+        return whole.bytes_on_rank(layouts[id(variable)], dtype)
+    return math.prod(variable.shape) * itemsize(dtype)
 
 
 def _slots(model: keras.Model, stages: Sequence[Stage], layouts: Mapping[int, Layout]) -> tuple[list[int], list[str]]:
