@@ -52,7 +52,8 @@ class Entry:
         number: of the entries of this process, from 1.
         name: what it is, the same on all processes.
         place: the line of the user's program, for messages.
-        digest: of the names of all entries up to this one; 0 where processes begin to count, or have failed apart.
+        digest: a checksum of the names of all entries up to this one. It is 0 where the processes begin to count, and
+            where they begin anew after a failure.
         may_leave: it may turn out that the process does this alone, and takes the entry back.
     """
 
@@ -110,9 +111,7 @@ def enter(name: str, place: str | None = None, said: str = "", waits: bool = Fal
 
 def take_back() -> None:
     """This process does alone what it entered last, as if it had not been entered."""
-    _entries.pop()
-    if not _entries:  # never empty: a thread reads the last one
-        _entries.append(Entry(0, "the beginning", ""))
+    _entries.pop()  # never the only one: what was entered before it is still there
 
 
 def stay() -> None:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from keras_flow.current.world import World
 
-_UNDER_WAY = ".writing-"
 #: seconds between two looks for the notes of other processes
 _LOOK_SECONDS = 0.02
 #: of a thread that writes, as of `nice`: lower than the program's, which has 0

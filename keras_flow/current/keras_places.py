@@ -373,5 +373,4 @@ tensorflow_random = _EngineModule(
     "keras:random",
     {"_cast_seed": _WITH_SEED, "_get_concrete_noise_shape": "noise as Keras shapes it", "draw_seed": _WITH_SEED},
 )
-torch_random = _EngineModule("torch", "keras:random", {"torch_seed_generator": "the generator that Keras draws from"})
 torch_optimizers = _EngineModule("torch", "keras:torch_adam", {"Adam": "whose formula is the fused kernel's"})

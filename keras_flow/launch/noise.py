@@ -125,7 +125,7 @@ def filter_stderr() -> None:
     """From now on stderr of this process, and of the program that it becomes, passes a process that takes noise out."""
     if os.getpid() == 1:  # of a container, which ends with it: nobody would see the last lines
         return
-    reading, writing = terminal.ends_like(2)
+    reading, writing = terminal.ends()
     if (between := os.fork()) == 0:
         os.close(writing)
         _filter_apart(reading)
@@ -141,7 +141,7 @@ def filter_stderr_of_engine() -> None:
     if os.name != "posix" or os.getpid() == 1:
         return
     sys.stderr.flush()
-    reading, writing = terminal.ends_like(2)
+    reading, writing = terminal.ends()
     subprocess.run([sys.executable, "-m", "keras_flow.launch.noise"], stdin=reading, stdout=subprocess.DEVNULL)
     os.dup2(writing, 2)
     os.close(reading)

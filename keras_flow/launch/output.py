@@ -78,7 +78,7 @@ class RankOutput:
             sys.stdout.flush()
             sys.stderr.flush()
             if os.isatty(2):
-                self._ends = terminal.ends_like(2)
+                self._ends = terminal.ends()
             return None if os.isatty(1) else subprocess.PIPE, self._ends[1] if self._ends else subprocess.PIPE
         return subprocess.PIPE, subprocess.PIPE
 

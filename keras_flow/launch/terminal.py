@@ -10,19 +10,22 @@ import contextlib
 import errno
 import os
 
+#: file descriptor of standard error
+_ERRORS = 2
 
-def ends_like(number: int) -> tuple[int, int]:
-    """Make an end to read and one to write: of a pseudo-terminal where file descriptor `number` is a terminal.
+
+def ends() -> tuple[int, int]:
+    """Make an end to read and one to write: of a pseudo-terminal where standard error is a terminal.
 
     Otherwise they are those of a pipe.
     """
-    if not os.isatty(number):
+    if not os.isatty(_ERRORS):
         return os.pipe()
     import tty  # not on every system that has pipes
 
     reading, writing = os.openpty()
     tty.setraw(writing)  # bytes pass as they are: the terminal itself makes "\r\n" of a newline
-    fit(reading, number)
+    fit(reading, _ERRORS)
     return reading, writing
 
 

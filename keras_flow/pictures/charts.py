@@ -10,6 +10,10 @@ from keras_flow.pictures.svg import box, colour, line, picture, text
 
 _DASH = 9.0
 _LEFT, _TOP, _BOTTOM = 58.0, 30.0, 30.0
+#: width and height of curves, in pixels
+_CURVES = 340.0, 230.0
+#: width of bars, in pixels: that of a phone, where a wider picture would be shrunk with its letters
+_BARS = 360.0
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,6 @@ def curves(
     bounds: tuple[float, float] | None = None,
     limit: Sequence[float] = (),
     floor: float | None = None,
-    width: float = 340,
-    height: float = 230,
 ) -> str:
     """Curves over steps. Those that coincide show as one line whose dashes take their colours in turn.
 
@@ -45,9 +47,8 @@ def curves(
         bounds: least and greatest value of a linear scale; None takes 0 and the greatest of the curves.
         limit: a value for each step that the curves should stay under, drawn in.
         floor: the scale is logarithmic and begins here; None: linear.
-        width: in pixels.
-        height: in pixels.
     """
+    width, height = _CURVES
     values = [value for curve in drawn for value in curve.values if math.isfinite(value)]
     least, greatest = bounds or (0.0, max([*values, *limit], default=1.0))
     if greatest <= least:  # a loss that never changes, or none that can be drawn
@@ -106,14 +107,14 @@ def _levels(least: float, greatest: float, floor: float | None) -> list[float]:
     return [10.0**power for power in range(first, last + 1, every)]
 
 
-def bars(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], width: float = 360) -> str:
+def bars(title: str, groups: Sequence[tuple[str, Sequence[tuple[str, float, str]]]]) -> str:
     """Groups of bars, each behind its name, with its value as text.
 
     Args:
         title: what stands above.
         groups: name of a group -> name, length and text of each bar. Bars of one name have one colour.
-        width: in pixels; that of a phone, where a wider picture would be shrunk with its letters.
     """
+    width = _BARS
     longest = (
         max((length for _, group in groups for _, length, _ in group if math.isfinite(length)), default=1.0) or 1.0
     )

@@ -11,6 +11,8 @@ _COLOURS = ("#2f86c9", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#
 FONT = "font-family='system-ui,sans-serif'"
 #: the colour of what communicates
 TRAFFIC = "#d55e00"
+#: pixels between pictures that stand side by side
+_GAP = 24.0
 #: of a `picture`
 _SIZE = re.compile(r"viewBox='0 0 (\d+) (\d+)' width='\d+' style='[^']*'")
 
@@ -54,15 +56,15 @@ def line(
     return f"<line {ends} stroke='{stroke}' stroke-width='{width:g}'{dashes}/>"
 
 
-def arrow(x1: float, y1: float, x2: float, y2: float, width: float, stroke: str = TRAFFIC, note: str = "") -> str:
+def arrow(x1: float, y1: float, x2: float, y2: float, width: float, note: str = "") -> str:
     """A bent line from one point down to another, with a head."""
     middle, head = (y1 + y2) / 2, 3 + width
     title = f"<title>{escape(note)}</title>" if note else ""
     return (
         f"<g>{title}<path d='M{x1:.1f},{y1:.1f} C{x1:.1f},{middle:.1f} {x2:.1f},{middle:.1f} {x2:.1f},{y2 - head:.1f}' "
-        f"fill='none' stroke='{stroke}' stroke-width='{width:.1f}' stroke-opacity='.8'/>"
+        f"fill='none' stroke='{TRAFFIC}' stroke-width='{width:.1f}' stroke-opacity='.8'/>"
         f"<path d='M{x2 - head * 0.7:.1f},{y2 - head:.1f} L{x2 + head * 0.7:.1f},{y2 - head:.1f} L{x2:.1f},{y2:.1f} Z' "
-        f"fill='{stroke}'/></g>"
+        f"fill='{TRAFFIC}'/></g>"
     )
 
 
@@ -74,14 +76,14 @@ def picture(width: float, height: float, parts: Sequence[str], name: str) -> str
     )
 
 
-def side_by_side(pictures: Sequence[str], name: str, gap: float = 24) -> str:
+def side_by_side(pictures: Sequence[str], name: str) -> str:
     """Several of these SVG elements as one, for a file."""
     x, heights, parts = 0.0, [0.0], []
     for each in pictures:
         width, height = _SIZE.findall(each)[0]
         parts.append(_SIZE.sub(rf"viewBox='0 0 \1 \2' x='{x:g}' width='\1' height='\2'", each, count=1))
-        x, heights = x + float(width) + gap, [*heights, float(height)]
-    return picture(max(x - gap, 0), max(heights), parts, name)
+        x, heights = x + float(width) + _GAP, [*heights, float(height)]
+    return picture(max(x - _GAP, 0), max(heights), parts, name)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = (), title: str = "") -> str:

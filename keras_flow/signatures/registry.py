@@ -31,9 +31,9 @@ def all_inputs_and_outputs(call: OperatorCall, part: Sbp) -> Signature:
     return Signature((part,) * len(call.inputs), (part,) * len(call.outputs))
 
 
-def axes_of(call: OperatorCall, ndim: int, name: str = "axis", default: object = None) -> frozenset[int]:
-    """The dims that an argument of the call names, `axis` by default."""
-    return dims_of(call.option(name, default), ndim)
+def axes_of(call: OperatorCall, ndim: int, default: object = None) -> frozenset[int]:
+    """The dims that the argument `axis` of the call names; `default` where it is not given."""
+    return dims_of(call.option("axis", default), ndim)
 
 
 def off_axis(call: OperatorCall, default: int) -> Iterator[Signature]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import numpy as np
@@ -157,10 +156,6 @@ def _batch(x: object, y: object, sample_weight: object) -> Batch:
             f"verify takes arrays of equally many rows, at least one; got shapes {[np.shape(leaf) for leaf in leaves]}"
         )
     return Batch(*parts, name="")
-
-
-def _host(leaf: Any) -> np.ndarray:
-    return np.asarray(keras.ops.convert_to_numpy(leaf) if keras.ops.is_tensor(leaf) else leaf)
 
 
 def _structure(part: object) -> object:
