@@ -36,7 +36,8 @@ class Engine:
             notebook stay usable after an interrupt.
         has_servers: there are parameter servers on it, so that its module has `serve` and `connect_servers`.
         on_cpu: the environment variable, and its value, by which it computes on the CPU of a host with GPUs.
-        uncached: likewise, by which it writes no compiled program to a folder that the user has named for them.
+        uncached: the environment variable, and its value, by which it writes no compiled program to a folder that the
+            user has named for compiled programs.
         settings: environment variables that users set for it, which `keras-flow doctor` shows.
     """
 

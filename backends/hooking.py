@@ -185,7 +185,7 @@ def _holders(hooks: Iterable[Hook]) -> _Holders:
 
 
 def wrap(owner: object, attribute: str, hook: Hook) -> Callable[..., object]:
-    """Wrap an attribute of a module or class by a hook; what it is now."""
+    """Wrap an attribute of a module or class by a hook, and return the wrapper, which the attribute is from now on."""
     original = getattr(owner, attribute)
 
     @functools.wraps(original)

@@ -102,8 +102,8 @@ def explained(variable: keras.Variable, layer: keras.Layer, sums: Mapping[int, i
     if type(layer).__module__.startswith("keras."):
         return begin + (
             "The layer was believed to act row by row, so each rank gave it its own rows, and the value depends on all "
-            f"rows. Make it a layer of your own (`class Own(keras.layers.{kind}): pass`): of such nothing is believed, "
-            "and every rank computes it from all rows (the consistent view)"
+            f"rows. Make it a layer of your own (`class Own(keras.layers.{kind}): pass`): keras_flow assumes nothing "
+            "about your own classes, so every rank computes the layer from all rows (the consistent view)"
         )
     return begin + (
         "Every rank computed it from all rows, so the difference comes from elsewhere: numbers of numpy or of Python's "

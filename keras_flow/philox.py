@@ -184,7 +184,7 @@ def offsets(
         shape: logical shape.
         slices: the block.
         span: how many numbers there are, up to 2**31.
-        compiled: as there.
+        compiled: whether numba computes the words, as `words_of_block` says.
 
     Example:
         The word of the first element is 0x6627e8d5, 0.399 of 2**32.

@@ -103,7 +103,10 @@ def _leaving_nothing(layers: list[Any]) -> Iterator[None]:
 
 
 def _in_scope(layers: list[Any]) -> Callable[[], AbstractContextManager[object]]:
-    """What opens a stateless scope with the values that variables have in the present one, and forgets all else."""
+    """Return a function that opens a stateless scope, in which variables have the values that they have now.
+
+    What a layer assigns in that scope is forgotten when it closes.
+    """
     scope = get_stateless_scope()
     variables = {id(variable): variable for layer in layers for variable in layer.variables}
     values = [(variable, scope.get_current_value(variable)) for variable in variables.values()]
@@ -112,7 +115,10 @@ def _in_scope(layers: list[Any]) -> Callable[[], AbstractContextManager[object]]
 
 
 def _in_place(layers: list[Any]) -> Callable[[], AbstractContextManager[object]]:
-    """What gives variables the values of now; what is then assigned and which losses are added is undone."""
+    """Return a function that opens a context, in which variables have the values that they have now.
+
+    When the context closes, it undoes what a layer has assigned and which losses it has added there.
+    """
     begun = [(variable, _value(variable)) for variable in rematerialized.state_of(layers)]
 
     @contextlib.contextmanager

@@ -217,7 +217,7 @@ _left_out: ContextVar[Distribution | None] = ContextVar("keras_flow_left_out", d
 
 @contextmanager
 def as_under(distribution: Distribution) -> Iterator[None]:
-    """Inside, steps are those of a distribution that is not active: its draws, and what it computes again."""
+    """Inside, a step draws and computes again as the distribution says, though the distribution is not active."""
     token = _left_out.set(distribution)
     try:
         yield

@@ -25,10 +25,10 @@ _made_under: WeakKeyDictionary[keras.Layer, Distribution] = WeakKeyDictionary()
 def distribution_of(model: keras.Layer) -> Distribution | None:
     """The distribution that applies to a model: the active one, otherwise that of its variables, otherwise None.
 
-    Also None where a distribution of Keras that is not ours is active: Keras then does as it says.
+    The result is also None where one of Keras's own distributions is active: Keras then follows that one.
 
     Raises:
-        FlowError: that is so, and the model's variables lie as one of ours says.
+        FlowError: one of Keras's own distributions is active, and the model's variables were laid by one of keras_flow.
     """
     # Keras's own question first: a distribution that is not ours may be active
     current = current_distribution()

@@ -262,9 +262,11 @@ def PartialDistributedOptimizer(
     """`DistributedOptimizer`, but for the weights of some layers, which each rank trains for itself.
 
     Args:
-        optimizer: and all others as there.
+        optimizer: of Keras, as `DistributedOptimizer` takes it.
+        args: the further arguments of `DistributedOptimizer`, in their order.
         local_layers: built layers whose gradients stay on their rank.
         scale_local_gradients: divide these by the number of ranks.
+        options: further arguments of `DistributedOptimizer`, by name.
     """
     layers = [local_layers] if isinstance(local_layers, keras.Layer) else list(local_layers)
     if unbuilt := [layer.name for layer in layers if not layer.built]:
