@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
     from keras_flow.explainer.explanation import Explanation
 
+#: attribute of a model: the distribution that has cut it, and its stages
+_PIPELINE = "_keras_flow_pipeline"
+
 
 class PipelineParallel(ExplainedDistribution):
     """A model in stages, each on ranks of its own; the numbers of a step are those of one device on the whole batch.
@@ -138,7 +141,6 @@ class PipelineParallel(ExplainedDistribution):
         #: ranks of a stage -> what lays its variables
         self._parts: dict[Ranks, FlowDistribution] = {}
         self._ranks_of_layer: WeakKeyDictionary[keras.Layer, Ranks] = WeakKeyDictionary()
-        self._pipelines: WeakKeyDictionary[keras.Model, StagedModel] = WeakKeyDictionary()
         super().__init__(
             placement,
             rules=PatternRules(rules),
@@ -262,7 +264,7 @@ class PipelineParallel(ExplainedDistribution):
 
     def computed_on(self, model: keras.Model) -> set[int]:
         """The ranks of this process that have computed stages of a model."""
-        found = self._pipelines.get(model)
+        found = self._cut_before(model)
         return set() if found is None else found.computed_on
 
     def explain(self, model: keras.Model, batch_size: int) -> Explanation:
@@ -302,8 +304,12 @@ class PipelineParallel(ExplainedDistribution):
 
     # ---- stages
 
+    def _cut_before(self, model: keras.Model) -> StagedModel | None:
+        owner, pipeline = model.__dict__.get(_PIPELINE, (None, None))
+        return pipeline if owner is self else None
+
     def _cut(self, model: keras.Model) -> StagedModel:
-        found = self._pipelines.get(model)
+        found = self._cut_before(model)
         if found is not None:
             return found
         calls = graph.of(model, self.blocks_of(model))
@@ -336,7 +342,9 @@ class PipelineParallel(ExplainedDistribution):
             for layer in stage.layers:
                 for inner in layer._flatten_layers():
                     self._ranks_of_layer.setdefault(inner, each)
-        pipeline = self._pipelines[model] = self._staged(model, calls, made, schedule, self._repeats_stages)
+        pipeline = self._staged(model, calls, made, schedule, self._repeats_stages)
+        # with the model: what is kept here, and refers to it, would keep it as long as this distribution
+        object.__setattr__(model, _PIPELINE, (self, pipeline))
         if self._memory is not None:
             pipeline.look_at_rows = functools.partial(self._keep_within_memory, pipeline, self._memory)
         return pipeline

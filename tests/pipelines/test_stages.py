@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from typing import Any
 
 import keras
@@ -312,3 +314,19 @@ def test_statistics_of_micro_batches_on_request() -> None:
     # once for each micro-batch of ones: the mean moves as one device's does in four steps
     other = _sequence(layers.BatchNormalization())
     assert not np.allclose(model.layers[1].moving_mean, other.layers[1].moving_mean)
+
+
+def test_a_model_is_freed_before_its_distribution() -> None:
+    distribution = _pipeline()
+
+    def fitted() -> weakref.ref[keras.Model]:
+        with distribution.scope():
+            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(2)])
+            model.compile("sgd", "mse")
+        model.fit(np.ones((8, 8)), np.ones((8, 2)), verbose=0)
+        return weakref.ref(model)
+
+    model = fitted()
+    keras.utils.clear_session()
+    gc.collect()
+    assert model() is None
