@@ -128,7 +128,8 @@ class _Box:
                     host, _, port = text.rpartition(":")
                     hello = {"process": self._found.index}
                     opened = channel.connect(host, int(port), joining.token(), hello, joining.joining_seconds())
-                    opened.receive(joining.joining_seconds())  # from here on there are no lines
+                    if opened.receive(joining.joining_seconds()) is None:  # from here on there are no lines
+                        raise ConnectionError(f"process {process} closed the connection")
                     connection = opened.taken()
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 letter.send(connection)
@@ -139,20 +140,26 @@ class _Box:
     def _welcome(self) -> None:
         while True:
             arrived, hello = self._listener.arrivals.get()
-            arrived.send({"process": self._found.index})
+            try:
+                arrived.send({"process": self._found.index})
+            except OSError:  # it has gone already; others will come
+                arrived.close()
+                continue
             _begin(self._receive_all, arrived.taken(), int(hello["process"]))
 
     def _receive_all(self, connection: socket.socket, process: int) -> None:
         reads = connection.makefile("rb")
-        with contextlib.suppress(OSError, EOFError):
-            while True:
-                address, value = frames.read(reads)
-                with self._changed:
-                    self._letters[tuple(address)].append(value)
-                    self._changed.notify_all()
-        with self._changed:
-            self._gone.add(process)
-            self._changed.notify_all()
+        try:
+            with contextlib.suppress(OSError, EOFError):
+                while True:
+                    address, value = frames.read(reads)
+                    with self._changed:
+                        self._letters[tuple(address)].append(value)
+                        self._changed.notify_all()
+        finally:  # also where what came is no letter: nothing after it can be read
+            with self._changed:
+                self._gone.add(process)
+                self._changed.notify_all()
 
 
 #: of this process, once it has sent or asked for a letter
