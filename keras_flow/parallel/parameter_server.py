@@ -170,10 +170,13 @@ class ParameterServer(PipelineParallel):
         pipeline: Any = self._cut(model)
         optimizer: Any = getattr(model, "optimizer", None)
         with super()._running(model):
-            if optimizer is None or model in self._watched:  # `evaluate` in a callback of `fit`
+            if model in self._watched:  # `evaluate` in a callback of `fit`
                 yield
                 return
             pipeline.begin()
+            if optimizer is None:
+                yield
+                return
             self._watched.add(model)
             results = model.get_metrics_result
 

@@ -136,7 +136,7 @@ class ServedModel(StagedModel):
         if with_loss:
             others["y"], others["weights"] = batch.cut(batch.y, part), batch.cut(batch.weights, part)
             others["shares"] = batch.shares[number, 0]
-        known = (part.count, part.rows, training, with_loss, len(stage.trainable))
+        known = (part.count, part.rows, training, with_loss, tuple(map(id, stage.trainable)))
         if known not in self._programs:
             function = functools.partial(self._compute, stage, part.count, part.rows, training, with_loss)
             self._programs[known] = self._servers.program(function, stage, learns=training)
