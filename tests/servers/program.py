@@ -168,7 +168,8 @@ def more_tables() -> dict[str, Any]:
         product = _embedded(one, make, False, "float32")
         found[name] = [off(product, _embedded(each, make, True, "float32")) for each in (whole, parts, free)]
     product = _embedded(one, _sgd, True, "mixed_bfloat16")
-    found["bfloat16"] = [off(product, _embedded(each, _sgd, True, "mixed_bfloat16")) for each in (whole, parts)]
+    found["bfloat16"] = [off(product, _embedded(each, _sgd, True, "mixed_bfloat16")) for each in (whole, parts, free)]
+    found["rounded"] = off(product, _embedded(one, _sgd, True, "float32"))
     model = _embedded(parts, _OPTIMIZERS["adam"], True, "float32")["model"]
     kf.checkpoint.save(sys.argv[2] + "/parts", model)
     for name, other in (("parts to one", one), ("parts to whole", whole)):

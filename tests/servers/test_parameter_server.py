@@ -71,8 +71,11 @@ def test_tables(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("engine")
 def test_more_tables(tmp_path: Path) -> None:
     found = _found(_run("more_tables", tmp_path))
-    for name in ("sgd", "momentum", "adam", "clipped", "lamb", "adamw", "bfloat16"):
+    for name in ("sgd", "momentum", "adam", "clipped", "lamb", "adamw"):
         assert max(found[name]) < 1e-5, (name, found[name])
+    *sync, free = found["bfloat16"]
+    # parts of a batch are rounded by themselves: as far off as one device's half precision is from single, at most
+    assert free < 1e-5 and max(sync) < found["rounded"] < 1e-2
     assert (found["parts to one"], found["parts to whole"], found["saved"]) == (0.0, 0.0, 0.0)
 
 
@@ -227,7 +230,7 @@ def test_bad_input() -> None:
             print(error)"""
     said = _refusal(f"pass{code}").splitlines()
     assert said[0] == "staleness=-1: legal is a whole number of at least 0 (updates), or None for any"
-    assert said[1].endswith("got True") and said[2] == 'mode is "sync" or "async", got \'fast\''
+    assert said[1].startswith("staleness=True: legal is") and said[2] == 'mode is "sync" or "async", got \'fast\''
     assert 'staleness=1 goes with mode="async"' in said[3] and "found no parameter servers" in said[4]
 
 
