@@ -186,14 +186,14 @@ def test_tf_config_written_by_hand(tmp_path: Path) -> None:
 
     def start(job: str, index: int) -> subprocess.Popen[str]:
         config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
-        environment = _environment(TF_CONFIG=config, KERAS_FLOW_TIMEOUT="60", KERAS_FLOW_TOKEN="of this test")
+        environment = _environment(TF_CONFIG=config, KERAS_FLOW_TIMEOUT="120", KERAS_FLOW_TOKEN="of this test")
         command = [sys.executable, str(PROGRAM), "by_hand", str(tmp_path)]
         return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     others = [start("worker", 0), start("worker", 1), start("ps", 0)]
     chief = start("chief", 0)
     try:
-        said, _ = chief.communicate(timeout=120)
+        said, _ = chief.communicate(timeout=240)
         assert chief.returncode == 0 and '"off": ' in said
         assert json.loads(said.split("FOUND ")[1])["off"] < 1e-5
         until = time.monotonic() + 20.0
