@@ -32,7 +32,7 @@ class Checkpoint(keras.callbacks.Callback):
     rows, history, and what other callbacks count. On the same layout the numbers are equal to the last bit.
 
     Args:
-        directory: directory of checkpoints. A checkpoint's folder is `step-N`, after N updates.
+        directory: directory of checkpoints. A checkpoint's folder is `step-00000012` after 12 updates.
         save_freq: `"epoch"`, or a number of batches: 2 saves every two batches.
         keep: how many of the newest checkpoints to keep; None: all.
         asynchronous: copy the values, and write them in a thread while training goes on. The next save waits for it.

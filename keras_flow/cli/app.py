@@ -6,7 +6,9 @@ import functools
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +23,7 @@ from keras_flow.cli.explain import explain
 from keras_flow.cli.init import init
 from keras_flow.cli.launch import launch
 from keras_flow.cli.verify import verify
-from keras_flow.errors import FlowError
+from keras_flow.errors import FlowError, FlowWarning
 from keras_flow.launch import noise
 from keras_flow.launch.failure import RankError
 
@@ -107,6 +109,14 @@ _add(launch, context_settings={"allow_interspersed_args": False})
 _add(verify)
 
 
+def _show_warning(message: Any, category: type[Warning], filename: str, lineno: int, *others: Any) -> None:
+    """Show a warning: one of keras_flow without the line of the command's own script, which no user has written."""
+    if issubclass(category, FlowWarning) and Path(filename) == Path(sys.argv[0]):
+        print(f"keras-flow: {message}", file=sys.stderr)
+    else:
+        print(warnings.formatwarning(message, category, filename, lineno), end="", file=sys.stderr)
+
+
 def main() -> None:
     """Entry point of the console script. An error of keras_flow is its text and exit status 1, without a traceback.
 
@@ -114,6 +124,7 @@ def main() -> None:
     """
     if set(sys.argv[1:2]) & _LOAD_AN_ENGINE:
         noise.filter_stderr()
+    warnings.showwarning = _show_warning
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first.endswith(".py"):
         sys.exit(

@@ -87,7 +87,9 @@ def _init(
         if asked != devices * hosts:
             ranks = counted(devices * hosts, "rank")
             typer.echo(
-                f"{script} calls {call} for {asked} ranks, and this job has {ranks}: leave the number out.", err=True
+                f"{script} calls {call} for {asked} ranks, and this job has {ranks}: it fails until you leave the "
+                f"number out there. {call} then takes the ranks of the job.",
+                err=True,
             )
 
 

@@ -30,7 +30,8 @@ class Deviation:
 
     Attributes:
         value: the deviation itself.
-        of_tolerance: the largest share of the tolerance; over 1 is a failure.
+        of_tolerance: the largest share of the tolerance; over 1 is a failure. Of weights within it, those count that
+            one device has moved by more than rounding: how near the others are says nothing of the layout.
         worst: which of the weights has that share.
         moved: how far one device moved its weights, at most.
         resolution: the least share of its movement by which a weight may deviate; infinite where none has moved.
@@ -107,7 +108,9 @@ def of_weights(
             times these. A bias before BatchNormalization has a gradient of 0 but for rounding, which Adam divides by
             its own size; no tolerance says anything of it.
     """
-    value, worst, share_of_worst, rounded = 0.0, 0, 0.0, []
+    value, rounded = 0.0, []
+    # share of the tolerance, and which weight: of those that were moved by more than rounding, and of the others
+    moving, resting = (0.0, 0), (0.0, 0)
     most, resolution = 0.0, float("inf")
     for index, (a, b, first) in enumerate(zip(actual, expected, initial, strict=True)):
         if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -122,9 +125,12 @@ def of_weights(
             rounded.append(index)
             continue
         value = max(value, gap)
-        if gap / allowed > share_of_worst:
-            share_of_worst, worst = gap / allowed, index
-    return Deviation(value, share_of_worst, worst, most, resolution, tuple(rounded))
+        if gap > allowed or allowed <= JUDGED * moved:
+            moving = max(moving, (gap / allowed, index))
+        else:
+            resting = max(resting, (gap / allowed, index))
+    share, worst = moving if moving[0] else resting
+    return Deviation(value, share, worst, most, resolution, tuple(rounded))
 
 
 def _allowed(expected: np.ndarray, moved: float) -> float:

@@ -77,7 +77,7 @@ def page(result: Comparison) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
 <title>keras_flow: {escape(result.program)}</title><style>{_STYLE}</style></head><body>
 <h1>{escape(result.program)}: the same training on {escape(backends)}</h1>
-<p>{len(result.runs[0].losses)} steps of {result.batch_size} rows, from the same weights, over the same samples in the
+<p>{len(result.runs[0].losses)} steps of {result.batch_size} rows, from the same weights, over the same rows in the
 same order (seed {result.seed}).</p>
 <p>{_model(result)}</p>
 {verdict}
@@ -85,7 +85,7 @@ same order (seed {result.seed}).</p>
 <h2>Numbers</h2><div class="scroll">{_table(result)}</div>
 <p>{nearest(result)} A number over its tolerance is red.</p>
 <dl>{_words(result)}</dl>
-<h2>Loss</h2><p>The axis runs from the least loss to the greatest. Curves that coincide are drawn as one dashed line, which has the colours of all.</p><div class="charts">{losses(result)}</div>
+<h2>Loss</h2><p>The loss of each step, before its update. The axis runs from the least loss to the greatest. Curves that coincide are drawn as one dashed line, which has the colours of all.</p><div class="charts">{losses(result)}</div>
 {from_one_device}
 {from_engines}
 <h2>Time of a step</h2>{step_times(result)}

@@ -117,7 +117,7 @@ def _variables(explanation: Explanation, most: int | None) -> Table:
             row.path,
             str(list(row.shape)),
             row.layout,
-            row.source + (f" ({row.note})" if row.note else ""),
+            row.source + (f" ({row.note.removeprefix(f'{row.path}: ')})" if row.note else ""),
             amount(row.bytes),
         )
         for row in shown

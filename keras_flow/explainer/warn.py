@@ -99,8 +99,8 @@ def _embeddings(step: StepCost, model: keras.Model) -> Iterator[Advice]:
                     "embedding",
                     (call.path,),
                     f"{call.path}: the table {list(table.shape)} is whole on each of the {step.axes[axis]} ranks of "
-                    f"axis {axis!r}, and is {100 * size / total:.0f} % of all weights; split it by features "
-                    f'({{"{axis}": kf.sbp.split(1)}}) or by rows (kf.sbp.split(0))',
+                    f"axis {axis!r}, and is {100 * size / total:.0f} % of all weights; split it by rows "
+                    f'({{"{axis}": kf.sbp.split(0)}}), or by features (kf.sbp.split(1)) if the rows do not divide',
                 )
 
 

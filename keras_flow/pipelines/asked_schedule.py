@@ -46,7 +46,8 @@ def schedule_of(
             if chunks is not None or count % ranks:
                 raise FlowError(
                     f"{count} stages on {counted(ranks, 'rank')}: schedule={given!r} gives each rank "
-                    f"{of_rank}, which makes {ranks * of_rank} stages"
+                    f"{of_rank}, which makes {ranks * of_rank} stages. Take stages={ranks * of_rank}, or a placement "
+                    f"whose number of ranks divides {count}"
                 )
             of_rank = count // ranks
         parts = microbatches or 2 * ranks * of_rank

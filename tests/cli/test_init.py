@@ -37,9 +37,9 @@ def test_a_script_that_asks_for_other_ranks(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import keras_flow as kf\nkf.run(print, devices=4)\n")
     words = ["--script", str(script), *OPTIONS[2:]]
-    assert "leave the number out" not in asked(*words, "--out", str(tmp_path / "a"))
+    assert "it fails until" not in asked(*words, "--out", str(tmp_path / "a"))
     words[words.index("--hosts") + 1] = "2"
-    assert "train.py calls kf.run for 4 ranks, and this job has 8 ranks: leave" in asked(
+    assert "train.py calls kf.run for 4 ranks, and this job has 8 ranks: it fails until" in asked(
         *words, "--out", str(tmp_path / "b")
     )
 

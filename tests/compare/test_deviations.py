@@ -98,3 +98,15 @@ def test_weights_that_rounding_moves_as_far_are_not_judged() -> None:
     assert of_weights([kernel, bias + 4e-3], [kernel, bias], 20, perturbed).of_tolerance > 1
     found = of_weights([kernel + 2e-4, bias], [kernel, bias], 20, perturbed)
     assert found.of_tolerance > 1 and found.worst == 0 and not found.rounded
+
+
+def test_the_nearest_weight_is_one_that_was_moved() -> None:
+    """The gradient of an attention's key bias is zero but for rounding: it is near its tolerance whatever is right."""
+    kernel, bias = np.zeros(4, "float32"), np.zeros(4, "float32")
+    trained, drifted = kernel + 1.0, bias + np.float32(2e-8)
+    found = deviations.of_weights([trained + 1e-5, drifted + 3e-8], [trained, drifted], [kernel, bias], 20)
+    assert found.worst == 0 and found.of_tolerance == pytest.approx(0.1, rel=0.1)
+    alone = deviations.of_weights([drifted + 3e-8], [drifted], [bias], 20)
+    assert alone.of_tolerance == pytest.approx(0.3, rel=0.1)
+    far = deviations.of_weights([trained, drifted + 2e-7], [trained, drifted], [kernel, bias], 20)
+    assert far.worst == 1 and far.of_tolerance == pytest.approx(2.0, rel=0.1)
