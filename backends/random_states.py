@@ -22,7 +22,6 @@ from keras_flow.errors import warn
 
 if TYPE_CHECKING:
     import keras
-    import torch
 
 _SEED, _TENSORFLOW = "keras.utils.set_random_seed", "TensorFlow's"
 _OF_DEVICE = "torch's on its device"
@@ -124,11 +123,12 @@ def _set_states(states: dict[str, Any]) -> None:
     random.setstate((version, tuple(state), gauss))
 
 
-def _as_text(state: torch.Tensor) -> str:
+def _as_text(state: Any) -> str:
+    """A tensor of torch, which a job on another engine may not have, as text."""
     return state.numpy().tobytes().hex()
 
 
-def _from_text(text: str) -> torch.Tensor:
+def _from_text(text: str) -> Any:
     torch = sys.modules["torch"]
     return torch.frombuffer(bytearray(bytes.fromhex(text)), dtype=torch.uint8)
 

@@ -30,7 +30,7 @@ def draw(plan: BoxingPlan) -> str | None:
 
 
 def drawing(plan: BoxingPlan) -> Drawing:
-    """The same as one picture.
+    """Draw all of it as one picture.
 
     Raises:
         FlowError: there are too many ranks to show.
