@@ -10,17 +10,17 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-import weakref
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary, finalize
 
 import keras
 import numpy as np
 import torch
-from keras import tree
 
-from keras_flow.backends import active, installing
+from keras_flow.backends import active, installing, leaves
 from keras_flow.backends.mail import calls
 from keras_flow.backends.optimizer_slots import updates_by_element
 from keras_flow.backends.torch import devices, parcels, stages, tables, tensors
@@ -71,7 +71,7 @@ def _worker(cluster: Mapping[str, Sequence[str]]) -> Mapping[str, Callable[..., 
 
 
 class _WorkerStep:
-    """What a worker computes: a function of a batch's part, of which it also takes the gradients.
+    """A step of a worker: it runs a function on a part of a batch, and computes the gradients of its loss.
 
     Args:
         function: of weights, tensors and others, as `stage_program` takes it.
@@ -107,14 +107,14 @@ class _WorkerStep:
             others = stages.on(0, {**others, "start": int(others["start"])})
             outputs, rest = self._function(weights, [], others)
             gradients = self._gradients(outputs[-1] * others["scale"], weights, list(lookups.values()))
-        return tree.map_structure(lambda leaf: None if leaf is None else _host(leaf), [gradients, rest])
+        return leaves.mapped(_host, [gradients, rest], none_is_leaf=False)
 
     def _gradients(self, loss: torch.Tensor, weights: Sequence[Any], lookups: Sequence[Any]) -> list[Any]:
         if not self._learns:
             return []
-        leaves = [*weights, *(rows for each in lookups for rows in each.rows)]
-        found = list(torch.autograd.grad(loss, leaves, allow_unused=True)) if loss.requires_grad else []
-        found += [None] * (len(leaves) - len(found))
+        inputs = [*weights, *(rows for each in lookups for rows in each.rows)]
+        found = list(torch.autograd.grad(loss, inputs, allow_unused=True)) if loss.requires_grad else []
+        found += [None] * (len(inputs) - len(found))
         of_rows = iter(found[len(weights) :])
         of_table = {each.place.key: (each.numbers, [next(of_rows) for _ in each.rows]) for each in lookups}
         gradients: list[Any] = []
@@ -228,7 +228,7 @@ class WorkerQueue:
 
     def schedule(self, program: SentProgram, others: Any) -> Callable[[], tuple[Any, int]]:
         """Begin to compute a program on a worker; what waits for what it gives, and says which worker it was."""
-        task = _Task(program, tree.map_structure(lambda leaf: None if leaf is None else _host(leaf), others))
+        task = _Task(program, leaves.mapped(_host, others, none_is_leaf=False))
         self._tasks.put(task)
         return task.wait
 
@@ -246,7 +246,7 @@ class WorkerQueue:
                 self._tasks.put(task)
                 line, known = calls.Line(f"worker {number}", address), set[int]()
                 while not line.is_there():
-                    threading.Event().wait(_RETURN_SECONDS)
+                    time.sleep(_RETURN_SECONDS)
             except BaseException as error:  # the step that waits for it raises it
                 task.end(error)
 
@@ -258,9 +258,7 @@ class WorkerQueue:
             return None
         if all(each.is_sparse for each in found):
             numbers, rows = tables.summed([each.indices()[0] for each in found], [each.values() for each in found])
-            return torch.sparse_coo_tensor(
-                numbers[None], rows, found[0].shape, is_coalesced=True, check_invariants=False
-            )
+            return tables.rows_of_table(numbers, rows, found[0].shape)
         return sum(each.to_dense() if each.is_sparse else each for each in found)
 
     @staticmethod
@@ -291,15 +289,14 @@ class _Task:
         if isinstance(result, BaseException):
             raise result
         (gradients, rest), worker = result
-        rest = tree.map_structure(lambda leaf: None if leaf is None else tensors.put(leaf, 0), rest)
+        rest = leaves.mapped(lambda leaf: tensors.put(leaf, 0), rest, none_is_leaf=False)
         return ([self._gradient(*pair) for pair in zip(gradients, self.program.shapes, strict=False)], rest), worker
 
     @staticmethod
     def _gradient(found: Any, shape: tuple[int, ...]) -> Any:
         if not isinstance(found, dict):
             return None if found is None else tensors.put(found, 0)
-        numbers, rows = tensors.put(found["numbers"], 0), tensors.put(found["rows"], 0)
-        return torch.sparse_coo_tensor(numbers[None], rows, shape, is_coalesced=True, check_invariants=False)
+        return tables.rows_of_table(tensors.put(found["numbers"], 0), tensors.put(found["rows"], 0), shape)
 
 
 # ---- updates
@@ -319,7 +316,7 @@ class _Updates:
         self._parcel, self._told = parcels.packed((optimizer, self._home)), set[int]()
         self._numbers = {id(variable): number for number, variable in enumerate(optimizer._trainable_variables)}
         self._decayed: list[int] = []
-        weakref.finalize(optimizer, _gone.append, self.key)
+        finalize(optimizer, _gone.append, self.key)
 
     def decay(self, variables: Sequence[keras.Variable]) -> None:
         """Let the weights of some variables decay with the update that follows."""
@@ -358,7 +355,7 @@ class _Updates:
                     variable.assign(after)
 
 
-_known: weakref.WeakKeyDictionary[Any, _Updates] = weakref.WeakKeyDictionary()
+_known: WeakKeyDictionary[Any, _Updates] = WeakKeyDictionary()
 #: keys of optimizers that are gone, which servers are told with the next new one
 _gone: list[str] = []
 

@@ -40,7 +40,7 @@ _keys = itertools.count()
 
 @dataclass(frozen=True)
 class ServedPlace:
-    """Where the rows of a variable are.
+    """The servers that have the rows of a variable.
 
     Attributes:
         key: by which servers know it.
@@ -65,10 +65,12 @@ class ServedPlace:
             return value[rows.start : rows.stop]
         numbers = value.indices()[0]
         here = (numbers >= rows.start) & (numbers < rows.stop)
-        shape = (len(rows), *self.shape[1:])
-        return torch.sparse_coo_tensor(
-            numbers[here][None] - rows.start, value.values()[here], shape, is_coalesced=True, check_invariants=False
-        )
+        return rows_of_table(numbers[here] - rows.start, value.values()[here], (len(rows), *self.shape[1:]))
+
+
+def rows_of_table(numbers: torch.Tensor, rows: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A gradient of a table, of which these rows are not zero; each number is there once, and they ascend."""
+    return torch.sparse_coo_tensor(numbers[None], rows, tuple(shape), is_coalesced=True, check_invariants=False)
 
 
 @dataclass

@@ -198,15 +198,22 @@ def _in_words(model: Any) -> dict[str, str]:
     import keras
 
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    rate = optimizer.get_config().get("learning_rate")
-    # the value of a schedule is a dict with the name of its class
-    rate = rate["class_name"] if isinstance(rate, dict) else f"learning rate {rate:.4g}"
     losses = [each for each in keras.tree.flatten(model.loss) if each is not None]
     return {
         "model": f"{model.name}, {model.count_params():,} parameters",
-        "optimizer": f"{type(optimizer).__name__}, {rate}",
+        "optimizer": f"{type(optimizer).__name__}, {_rate(optimizer)}",
         "loss": ", ".join(dict.fromkeys(map(_name, losses))) or "added by the model",
     }
+
+
+def _rate(optimizer: Any) -> str:
+    """The learning rate: a number, the class of a schedule, or a function."""
+    rate = optimizer.get_config().get("learning_rate")
+    if isinstance(rate, float):
+        return f"learning rate {rate:.4g}"
+    # as Keras writes it down; a function is of one of these classes
+    name = rate["class_name"] if isinstance(rate, dict) else "function"
+    return "learning rate by a function" if name in ("function", "__lambda__") else name
 
 
 def _name(loss: Any) -> str:

@@ -215,7 +215,7 @@ NAMES = {
     },
     "tables": {
         "ServedTable is_table reading read_parts update": "TensorFlow's runtime has variables on servers",
-        "ServedPlace Read ServedTensor Lookups looking_up table_of summed is_served shards": (
+        "ServedPlace Read ServedTensor Lookups looking_up table_of rows_of_table summed is_served shards": (
             "torch's are tensors that say where they are; TensorFlow's are its own, and parts of a table"
         ),
         "join ask read_all read_rows write serve": "what TensorFlow's runtime does",

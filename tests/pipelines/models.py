@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -298,6 +298,13 @@ def pipeline(name: str) -> kf.PipelineParallel:
         zero=int(more == "zero"),
         zero_min_size=1,
     )
+
+
+def one_device_and(way: str) -> Iterator[Any]:
+    """One device, and a pipeline: each with the same seed, from which the model is to be made."""
+    for distribution in (kf.DataParallel(kf.Placement([0]), random="logical"), pipeline(way)):
+        keras.utils.set_random_seed(3)
+        yield distribution
 
 
 def trained(distribution: Any, name: str) -> dict[str, Any]:

@@ -42,12 +42,10 @@ def test_slots_that_are_split(on_ranks: Any) -> None:
 def _by_hand(way: str) -> list[str]:
     import keras
 
-    import keras_flow as kf
     from tests.pipelines import models
 
     found = []
-    for distribution in (kf.DataParallel(kf.Placement([0]), random="logical"), models.pipeline(way)):
-        keras.utils.set_random_seed(3)
+    for distribution in models.one_device_and(way):
         with distribution.scope():
             model = models.dropout()
             model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
@@ -68,12 +66,10 @@ def test_steps_on_batches_by_hand(engine: str, on_ranks: Any) -> None:
 def _compiled_again(way: str) -> list[str]:
     import keras
 
-    import keras_flow as kf
     from tests.pipelines import models
 
     found = []
-    for distribution in (kf.DataParallel(kf.Placement([0]), random="logical"), models.pipeline(way)):
-        keras.utils.set_random_seed(3)
+    for distribution in models.one_device_and(way):
         with distribution.scope():
             model = models.blocks()
         frozen = [layer for layer in model.layers if layer.weights][1:3]
