@@ -61,8 +61,8 @@ class CellRun:
         workers.order(range(workers.count), "open")
         answers = workers.view(self._indices).execute(self._source, silent=False, block=False)
         self._messages = dict(zip(self._indices, answers.msg_ids, strict=True))
-        # the records themselves: the client drops them once results are there
-        self._found = {index: workers.client.metadata[message] for index, message in self._messages.items()}
+        # of the answers: the client forgets its own records once results are there, for a short cell at once
+        self._found = dict(zip(self._indices, answers.metadata, strict=True))
         said: BaseException | None = None
         try:
             said = self._watch()

@@ -49,6 +49,24 @@ def test_output_that_is_late_is_waited_for(notebook: Kernel) -> None:
     assert notebook.run("%%ranks\nprint('late')").text.strip() == "[ranks 0-1] late"
 
 
+def test_output_that_is_there_before_the_kernel_looks_is_shown(notebook: Kernel) -> None:
+    slow = """
+from ipyparallel import DirectView
+import time
+
+def late(view, *args, _execute=DirectView.execute, **kwargs):
+    answers = _execute(view, *args, **kwargs)
+    time.sleep(1)
+    return answers
+
+stock, DirectView.execute = DirectView.execute, late
+"""
+    notebook.run(slow)
+    for ranks, name in (("--rank 1", "rank 1"), ("", "ranks 0-1")):
+        assert notebook.run(f"%%ranks {ranks}\nprint('early')").text.strip() == f"[{name}] early"
+    notebook.run("DirectView.execute = stock")
+
+
 def _output_relay(notebook: Kernel) -> psutil.Process:
     """The process that hands the ranks' output to the notebook."""
     children = notebook.children()
