@@ -1,1 +1,1 @@
-"""What each engine provides, behind one interface. Imported as `keras_flow.backends`."""
+"""One folder per engine, all behind one interface. Imported as `keras_flow.backends`."""

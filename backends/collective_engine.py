@@ -1,4 +1,4 @@
-"""What `kf.comm` needs of an engine: two ways to move elements, its own reductions, and gradients.
+"""The part of an engine that `kf.comm` uses: two ways to move elements, its own reductions, and gradients.
 
 Values are rank -> the engine's array, for the ranks of a group that this process drives; every process that drives
 ranks of the group calls. What `exchange`, `gather_all` and `native` begin is a `Pending`.
@@ -60,7 +60,7 @@ class Counts:
         return cls(tuple(map(tuple, table)), longest(table), len(sizes) == 1 and sizes != {0})
 
     def transposed(self) -> Counts:
-        """What goes back where these came from."""
+        """The counts of the way back: what rank a sent to rank b, b sends to a."""
         around = self.longest[:1] + self.longest[:0:-1]  # k places back are n - k places on
         return Counts(tuple(zip(*self.table, strict=True)), around, self.is_even)
 

@@ -70,7 +70,7 @@ class EngineProcess:
         return True
 
     def output(self) -> bytes:
-        """What it has written."""
+        """All that the process has written so far."""
         # where it stands is also where the process writes on
         return os.pread(self._output.fileno(), os.fstat(self._output.fileno()).st_size, 0)
 

@@ -44,7 +44,7 @@ class TraceEvent:
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """What an engine communicates in a step beyond what the layouts need, as data that `explain` reads.
+    """Communication of an engine in a step beyond what the layouts need, as data that `explain` reads.
 
     The values were counted: bytes in XLA's compiled programs, around the calls to `torch.distributed`, and in
     TensorFlow's partitioned graphs. `tests/explainer/test_against_engines.py` counts them again.
@@ -77,7 +77,7 @@ class StepTraffic:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What an engine keeps in memory in a step besides weights, slots, gradients and outputs of layers.
+    """Memory that an engine uses in a step besides weights, slots, gradients and outputs of layers.
 
     `explain` reads it for its estimate of the peak.
 
@@ -124,7 +124,7 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What one engine can hold and do, as data. An exception of an engine is a row here, not a branch elsewhere.
+    """The layouts and features of one engine, as data. An exception of an engine is a row here, not a branch elsewhere.
 
     Attributes:
         drives_all_ranks: one process drives every rank of a host (JAX, TensorFlow) or one rank (torch).

@@ -168,7 +168,7 @@ def require_known(names: Sequence[str], legal: Collection[str]) -> None:
 
 
 def unknown(name: str, legal: Iterable[str]) -> str:
-    """What an error says of a backend that there is not.
+    """Return the text of an error about a backend that does not exist.
 
     Example:
         >>> unknown("pytorch", ["jax", "torch"])

@@ -1,4 +1,4 @@
-"""What an engine must provide. Everything outside `backends/` is written against this file.
+"""The interface of an engine. Everything outside `backends/` is written against this file.
 
 The three implementations have the same files: `devices`, `layouts`, `boxing`, `collectives`, `tensors`, `variables`,
 `creation`, `random`, `data`, `trainer`, `replica`, `layers`, `hooks`, `privates`, `probes`, `capabilities`. What
@@ -67,7 +67,7 @@ class StageProgram(Protocol):
 
 
 class TensorEngine(CollectiveEngine, Protocol):
-    """What global tensors and `kf.comm` need of an engine; numpy, the reference, has no more than this.
+    """The part of an engine that global tensors and `kf.comm` use; numpy, the reference, has no more than this.
 
     Attributes:
         name: Keras's name of the backend.
@@ -185,12 +185,13 @@ class Backend(TensorEngine, Protocol):
     def generate_function(
         self, model: keras.Model, distribution: Distribution, function: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """What a model's `make_generate_function` returned, as a step of a distribution of several ranks.
+        """Return a model's generate function as a step of a distribution of several ranks.
 
         Args:
-            model: whose variables have the distribution's layouts.
-            distribution: where it runs.
-            function: takes a batch of logical tensors, and settings that are no tensors; returns logical tensors.
+            model: its variables have the distribution's layouts.
+            distribution: the step runs on its ranks.
+            function: what `make_generate_function` returned. It takes a batch of logical tensors, and settings that
+                are no tensors; it returns logical tensors.
         """
         ...
 
@@ -261,14 +262,14 @@ class Backend(TensorEngine, Protocol):
     def stage_program(
         self, function: Callable[..., Any], rank: int, compiled: bool, split: Distribution | None = None
     ) -> StageProgram:
-        """What computes a stage of a pipeline, and its gradients, on a rank.
+        """Return the program that computes a stage of a pipeline, and its gradients, on a rank.
 
         Args:
             function: of weights, tensors and others; returns what has gradients, the sum of the losses last, and all
                 else.
-            rank: whose device computes.
+            rank: its device computes.
             compiled: whether to compile, where the engine does.
-            split: what lays tensors over the rank and others, which compute the stage together; None for no others.
+            split: lays tensors over the ranks that compute the stage together; None where `rank` computes it alone.
         """
         ...
 
@@ -311,12 +312,12 @@ class Backend(TensorEngine, Protocol):
         ...
 
     def step_function(self, model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
-        """What Keras's loop of this engine calls.
+        """Return the function that Keras's loop of this engine calls.
 
         Args:
-            model: whose loop.
+            model: the model that is trained, evaluated or asked for predictions.
             name: `"train"`, `"test"` or `"predict"`.
-            step: of a batch; returns logs, or outputs.
+            step: takes a batch; returns logs, or outputs.
         """
         ...
 
@@ -377,12 +378,12 @@ class Backend(TensorEngine, Protocol):
 
     # ---- replica.py
     def make_replica(self, model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, find_unused: bool) -> Replica:
-        """What trains the model of this process, which is a rank.
+        """Return the replica that trains the model of this process, which is a rank.
 
         Args:
             model: a built model, whose weights are equal on all ranks.
-            ranks: over which gradients are averaged.
-            bucket_bytes: bytes of gradients that go together, where the engine averages them.
+            ranks: the ranks over which gradients are averaged.
+            bucket_bytes: bytes of gradients that travel together, where the engine averages them.
             find_unused: look for weights that a loss does not depend on, where that costs something.
         """
         ...

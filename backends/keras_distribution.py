@@ -1,4 +1,4 @@
-"""What `keras.distribution` asks of an engine, on every engine.
+"""The functions that `keras.distribution` needs of an engine, for every engine.
 
 Keras has one module for it, `distribution_lib`: whole on JAX, a fragment on TensorFlow,
 none on torch, where `list_devices`, `DeviceMesh` and `distribute_tensor` end in an AttributeError. `Functions` takes

@@ -20,12 +20,12 @@ _SCALARS = (bool, int, float, str)
 
 
 def mapped(function: Callable[[Any], Any], structure: Any, none_is_leaf: bool = True) -> Any:
-    """What a function makes of each leaf, in the same structure.
+    """Apply a function to each leaf of a structure, and return the results in the same structure.
 
     Args:
-        function: of a leaf.
+        function: takes a leaf.
         structure: tuples, lists, dicts, and what else `keras.tree` knows.
-        none_is_leaf: whether the function is called for a None, which stays as it is otherwise.
+        none_is_leaf: whether the function is called for a None; otherwise a None stays as it is.
     """
     if structure is None:
         return function(None) if none_is_leaf else None

@@ -357,7 +357,7 @@ class _ElementDraw:
         return d * cubes * ops.where(shift > 0, ops.power(power, 1.0 / ops.maximum(alpha, 1e-6)), 1.0)
 
     def finished(self, values: Any) -> Any:
-        """What the caller gets of values that were computed for the elements drawn here."""
+        """Make the caller's result from the values that were computed for the elements drawn here."""
         return values if self._part.finish is None else self._part.finish(values)
 
 

@@ -1,4 +1,4 @@
-"""What an optimizer of Keras has for one of the model's variables."""
+"""The variables that an optimizer of Keras has for one of the model's variables."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
 
 
 class _Mode(NamedTuple):
-    """What Keras asks of the scope that was open as a layer was made."""
+    """The remat scope that was open when a layer was made, as Keras asks for it."""
 
     mode: str = "full"
     output_size_threshold: int = 0
@@ -81,7 +81,7 @@ def forgets(layer: Any, loss: object) -> bool:
 
 
 def python_draws() -> Callable[[], AbstractContextManager[None]]:
-    """What lets Python's generator draw what it draws from here on once more: `AugMix` chooses its operations by it."""
+    """Return a context in which Python's generator draws once more what it draws from here on, as `AugMix` does."""
     begun = random.getstate()
 
     @contextlib.contextmanager

@@ -47,7 +47,7 @@ def require(engine: str, versions: str, places: Mapping[str, str], advice: str) 
 
 
 def _found(file: Path, engine: str) -> str:
-    """What the self-test found, now or before; empty where it passed."""
+    """Return the error that the self-test found, now or earlier; empty where it passed."""
     running = file.with_suffix(".running")
     end = time.monotonic() + _limit() + 5
     while not file.exists():

@@ -68,7 +68,7 @@ def outputs(model: keras.Model, x: object) -> object:
 
 
 def refused_targets(model: keras.Model, y: object, computed: object) -> str | None:
-    """What the model's loss says against targets, by shapes; None where it takes them or that needs values.
+    """Say why the model's loss refuses targets of such shapes; None where it takes them, or where that needs values.
 
     Args:
         model: a compiled model.

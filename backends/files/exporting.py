@@ -138,7 +138,7 @@ def _of_archive(archive: Any, *args: object, **kwargs: object) -> _Given | None:
 
 @dataclass(frozen=True)
 class _Given:
-    """What an archive was given: variables, layers, and by a variable's id the plain value that its functions hold."""
+    """The variables and layers that an archive tracks, and by a variable's id the plain value that functions hold."""
 
     variables: list[keras.Variable]
     layers: list[keras.Layer]

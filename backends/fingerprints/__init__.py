@@ -115,7 +115,7 @@ def is_public(name: str) -> bool:
 
 
 def original_of(place: Place) -> object:
-    """What stands at a place, as its package has it: without hooks.
+    """Return the object at a place as its package defines it, without hooks.
 
     Raises:
         FlowError: its package does not have it.
@@ -244,7 +244,7 @@ def tested(package: str) -> list[str]:
 
 
 def advice(package: str) -> str:
-    """What to do where a version does not fit: the end of an error."""
+    """Return the end of an error about a version that does not fit: what to do."""
     versions = ", ".join(tested(package)) or "in no version"
     return (
         f"It was tested with {package} {versions}: install one of these, or a newer keras_flow; "
@@ -277,7 +277,7 @@ def _ordered(text: str) -> tuple[int, ...]:
 
 
 def _of_any_engine() -> dict[str, dict[str, list[str]]]:
-    """What is known of Keras, for an engine that the table does not have: it is not one of ours."""
+    """The known fingerprints of Keras for an engine that the table does not have, since it is not one of ours."""
     known: dict[str, dict[str, list[str]]] = {}
     for of_engine in _table().values():
         for name, seen in of_engine.items():

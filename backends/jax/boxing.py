@@ -253,12 +253,12 @@ def _unpadded(block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _parcel_of(parcels: Parcels, rank: int, end: int) -> list[Message]:
-    """What `rank` sends (end 0) or receives (end 1) in a round, in which it has one partner at most."""
+    """The messages that `rank` sends (end 0) or receives (end 1) in a round, in which it has one partner at most."""
     return next((parcel for pair, parcel in parcels.items() if pair[end] == rank), [])
 
 
 def _pack(step: Step, parcels: list[list[Message]], rank: int, sizes: list[int], buffers: dict[str, jax.Array]):
-    """What a rank sends in each round, flat; zeros where it sends nothing."""
+    """Pack what a rank sends into one flat array for each round; zeros where it sends nothing."""
     packed = []
     for parcel, size in zip(parcels, sizes, strict=True):
         values = []

@@ -1,4 +1,4 @@
-"""What JAX can hold and do."""
+"""The layouts and features that JAX has under a distribution, as data."""
 
 from keras_flow.backends.engine_records import Capabilities, StepMemory, StepTraffic
 from keras_flow.backends.engines import ENGINES

@@ -86,7 +86,7 @@ class Uneven:
 
 @functools.cache
 def _whole_rows(mesh: Mesh) -> Callable[[Uneven], jax.Array]:
-    """What gives the logical rows outside of a jitted step, all of them on every device of a mesh."""
+    """Return the program that puts all logical rows on every device of a mesh, for use outside of a jitted step."""
     return jax.jit(lambda uneven: uneven.logical(whole=True), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 

@@ -113,7 +113,7 @@ def _reduced(rows: jax.Array, op: str) -> jax.Array:
 
 
 def _sent(block: jax.Array, source: int, target: int, ranks: tuple[int, ...]) -> jax.Array:
-    """What one rank has, on another; as it is where both are one."""
+    """Send the block of one rank to another; return it as it is where both are the same rank."""
     return block if source == target else lax.ppermute(block, AXIS, [(ranks.index(source), ranks.index(target))])
 
 
@@ -127,7 +127,7 @@ def _scattered(parts: Sequence[jax.Array], ranks: tuple[int, ...], source: int) 
 
 
 def _blank(shape: tuple[int, ...], dtype: np.dtype, device: Any) -> jax.Array:
-    """What a rank gives that has nothing to give."""
+    """The array that a rank passes to a collective when it has nothing to send."""
     make = _kept if np.prod(shape) * dtype.itemsize <= _KEPT else _zeros
     return make(shape, dtype, device)
 

@@ -1,4 +1,4 @@
-"""What is used of JAX's private names without being wrapped, with the reason; compared as hooks are."""
+"""JAX's private names that are used without being wrapped, each with its reason; compared as hooks are."""
 
 from keras_flow.current.keras_places import Private
 

@@ -77,7 +77,7 @@ class RankGrid:
         return ()
 
     def permute(self, values: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-        """What each rank receives when every sender of `pairs` (sender, receiver) sends its values; else zeros."""
+        """Send values along `pairs` (sender, receiver); return what each rank receives, zeros where that is nothing."""
         if all(sender == receiver for sender, receiver in pairs):
             return values
         position = {rank: number for number, rank in enumerate(self.ranks)}

@@ -223,7 +223,7 @@ def _same_coords(blocks: Blocks, rank: int, other: int, axes: tuple[int, ...]) -
 
 @functools.lru_cache(maxsize=256)
 def gathered_pieces(step: Step) -> dict[int, frozenset[Piece]] | None:
-    """What each rank gives all others that want its target block, in the phase `gather`, if one all-gather can do it.
+    """Return the pieces that each rank sends in the phase `gather`, where one all-gather can do that phase.
 
     Returns:
         None where ranks do not all give as much, or not to all the others.

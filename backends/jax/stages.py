@@ -159,7 +159,7 @@ def apply_gradients(
 
 
 def _split_of(variables: Sequence[keras.Variable]) -> Distribution | None:
-    """What lays the variables of a stage over several ranks; None where one has them."""
+    """Return the distribution that lays a stage's variables over several ranks; None where one rank has them."""
     found = keras_layout(variables[0]) if variables else None
     return None if found is None or found.distribution.has_one_rank else found.distribution
 
@@ -197,7 +197,7 @@ def _update_program(optimizer: Any, *which: Any) -> Callable[..., Any]:
 
 
 def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
-    """What Keras's loop calls: a step on each of `steps_per_execution` batches; the state goes in and out."""
+    """Return the function that Keras's loop calls: `steps_per_execution` steps; it takes the state and returns it."""
 
     def groups() -> list[list[keras.Variable]]:
         every: Any = model

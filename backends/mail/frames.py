@@ -32,7 +32,7 @@ def write(connection: socket.socket, told: Any, value: Any) -> None:
 
 
 def read(reads: Any) -> tuple[Any, Any]:
-    """What `write` wrote, tensors as arrays that may be written to.
+    """Read what `write` wrote, tensors as arrays that may be written to.
 
     Args:
         reads: the connection, as a binary file.

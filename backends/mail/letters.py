@@ -47,7 +47,7 @@ def post(address: Address, value: Any) -> Callable[[], None]:
 
 
 def letter(address: Address) -> Any:
-    """What was sent to an address, as host arrays; waits for it.
+    """Wait for the letter to an address, and return its content as host arrays.
 
     Raises:
         FlowError: the process that sends is gone, or sent nothing within KERAS_FLOW_TIMEOUT.
@@ -56,7 +56,7 @@ def letter(address: Address) -> Any:
 
 
 class _Letter:
-    """What a thread sends."""
+    """A letter that a thread sends."""
 
     def __init__(self, address: Address, value: Any):
         self.address, self.value = address, value
@@ -83,7 +83,7 @@ class _Letter:
 
 
 class _Box:
-    """What has come for this process, and its connections."""
+    """The letters that have come for this process, and its connections."""
 
     def __init__(self) -> None:
         self._found = processes.find()
@@ -97,7 +97,7 @@ class _Box:
         _begin(self._welcome)
 
     def outgoing(self, process: int) -> queue.Queue[_Letter]:
-        """What goes to a process, in its order."""
+        """The queue of letters to a process, which keeps their order."""
         if process not in self._outgoing:
             self._outgoing[process] = queue.Queue()
             _begin(self._send_all, process, self._outgoing[process])

@@ -1,4 +1,4 @@
-"""What processes of a pipeline tell each other where each may drive several ranks: letters, and one all-reduce."""
+"""Messages between processes of a pipeline that may each drive several ranks: letters, and one all-reduce."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def send_tensors(
 def receive_tensors(
     pair: tuple[int, int], tag: int, told: dict[object, Any], key: object, split: Distribution | None = None
 ) -> Callable[[], Any]:
-    """What waits for a letter, and gives what it holds on the device of the rank that gets it."""
+    """Return a function that waits for a letter, and puts its content on the device of the rank that receives it."""
     return lambda: backend().on(pair[1], letters.letter((*pair, tag)))
 
 

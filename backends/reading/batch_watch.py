@@ -61,7 +61,7 @@ class PartOfRows:
 
 @dataclass(frozen=True)
 class Digest:
-    """What is compared of a value of a batch.
+    """Facts about one value of a batch, by which processes find that they were fed other data.
 
     Attributes:
         text: what it is, in words.
@@ -75,7 +75,7 @@ class Digest:
 
 
 def digest(leaf: object) -> Digest:
-    """What is compared of a value of a batch."""
+    """Return the facts about one value of a batch that processes compare."""
     if isinstance(leaf, PartOfRows):
         return digest_of_part(leaf, f"{leaf.dtype} of shape {list(leaf.shape)}", digest)
     # sparse and ragged tensors, which are refused later
@@ -171,7 +171,7 @@ def _hash(*facts: object) -> int:
 
 
 def _judged(texts: Sequence[str], index: int) -> str:
-    """What is wrong with batch `index`, of what all processes say of it; empty where they are fed alike."""
+    """Say what is wrong with batch `index` by what each process told of it; empty where all are fed alike."""
     said = [json.loads(text) for text in texts]
     lengths, everyone = [length for length, _ in said], [facts for _, facts in said]
     # one rank is one process on torch, and the word that its users know

@@ -111,7 +111,7 @@ class ProcessRows:
 
 @dataclass(frozen=True)
 class ReadingEngine:
-    """What reading asks of an engine.
+    """The part of an engine that reading uses.
 
     Attributes:
         arrays: Keras's name of the engine for arrays that are sliced.

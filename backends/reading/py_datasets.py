@@ -19,10 +19,10 @@ from keras_flow.errors import FlowError
 
 
 class RowsOfBatch:
-    """What `rows(index, part)` is given: it chooses rows of the batch.
+    """The `part` that a dataset's `rows(index, part)` is given: it chooses rows of the batch.
 
     Args:
-        chosen: rows of the batch -> those that are wanted.
+        chosen: takes all rows of the batch; returns those that are wanted.
     """
 
     def __init__(self, chosen: Callable[[int], slice]):
@@ -87,7 +87,7 @@ class OwnRowsPyDataset(keras.utils.PyDataset):
 
 
 def own_rows(dataset: Any, part: ProcessRows) -> Any:
-    """What Keras reads in the place of a user's dataset: its own rows, where it can read parts of batches."""
+    """Return what Keras reads in the place of a user's dataset: own rows alone, where it can read parts of batches."""
     if callable(getattr(dataset, "rows", None)):
         return OwnRowsPyDataset(dataset, part)
     say_whole(

@@ -147,7 +147,7 @@ def _seed_of_fit() -> int:
 
 
 def state() -> dict[str, Any]:
-    """What the orders of coming epochs follow from, as JSON has it."""
+    """Return the state from which the orders of coming epochs follow, fit for JSON."""
     return {"seed": _seed, "begun": sorted(_begun.items())}
 
 

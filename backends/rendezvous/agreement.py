@@ -1,4 +1,4 @@
-"""What the processes of a job tell each other beside tensors: short texts, through the key-value store of the engine.
+"""Short texts that the processes of a job tell each other beside tensors, through the engine's key-value store.
 
 Every process calls these functions in the same order; a number that all of them count tells the exchanges apart.
 """
@@ -137,7 +137,7 @@ def _tell(key: str, text: str) -> None:
 
 
 def _told(key: str, process: int, seconds: float) -> str:
-    """What another process told, which is in the same call as this one."""
+    """Wait for the text of another process, and raise where that process is in another call than this one."""
     head, _, text = meeting.wait_for(key, process, seconds).partition("\n")
     theirs, mine = meeting.Entry(*json.loads(head)), meeting.now()
     if (theirs.number, theirs.digest) != (mine.number, mine.digest):

@@ -1,7 +1,7 @@
-"""What one process does alone with a model whose weights it has whole: Keras's own method, on one device.
+"""Calls that one process makes alone with a model whose weights it has whole: Keras's own method, on one device.
 
-It computes with copies of the model's variables, and no distribution holds. Nothing of it stays, since the other
-processes do not make the call: metrics, seeds and compiled functions are afterwards what they were.
+The call computes with copies of the model's variables, under no distribution. It leaves no trace, since the other
+processes do not make it: metrics, seeds and compiled functions are afterwards what they were.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(
 
 @contextmanager
 def _unchanged(model: keras.Model) -> Iterator[None]:
-    """What Keras keeps for a model is anew inside, and as it was afterwards."""
+    """Let Keras make its functions and metrics of a model anew inside, and restore the former ones afterwards."""
     kept = {name: getattr(model, name) for name in _KEPT if hasattr(model, name)}
     # metrics and losses that are not built yet are built inside, from plain tensors
     parts = [getattr(model, name, None) for name in ("_compile_metrics", "_compile_loss")]

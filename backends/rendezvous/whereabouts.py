@@ -1,11 +1,14 @@
-"""What each process entered that needs all: numbered, told when it stays there, and read by who waits.
+"""Finds processes that wait for each other in different calls: each numbers the calls that need all processes.
 
-A process that stays under one number for two looks tells it, from a thread, with the last names before, so that a job
-that runs well sends nothing. An error needs proof: another name under one's own number, or a higher number. A process
-that is busy with Python of its own has no new number, and is waited for.
+Where a process stays in one call for two looks, a thread of it tells the call's number and name, with the last names
+before. So a job that runs well sends nothing. An error needs proof: another process has another name under the same
+number, or a higher number. A process that is busy with Python code of its own has no new number, and is waited for.
+
+Example: process 0 waits in its third call, `x.numpy()`. Process 1 tells `model.save` as its third: that is the proof,
+and the error names both. If process 1 tells only two calls, process 0 goes on waiting.
 
 A program that waits in the store (`meeting.py`) raises the error itself. One that waits inside an engine's collective
-cannot: where its thread finds the proof, it prints the error and ends the process.
+cannot: its thread prints the error and ends the process.
 """
 
 from __future__ import annotations
@@ -46,10 +49,10 @@ END = "the end of the program"
 
 @dataclass(frozen=True)
 class Entry:
-    """What a process entered.
+    """A call that a process entered and that needs all processes.
 
     Attributes:
-        number: of the entries of this process, from 1.
+        number: which of this process's entries it is, from 1.
         name: what it is, the same on all processes.
         place: the line of the user's program, for messages.
         digest: a checksum of the names of all entries up to this one. It is 0 where the processes begin to count, and
@@ -82,7 +85,7 @@ _of_some: tuple[str, tuple[int, ...]] = ("", ())
 
 
 def now() -> Entry:
-    """What this process entered last."""
+    """Return the last entry of this process."""
     return _entries[-1]
 
 
@@ -175,7 +178,7 @@ def user_line(frame: FrameType | None = None) -> str:
 
 
 def _with_line(entry: Entry) -> Entry:
-    """What the program is in, with the line that it waits in; a loop does not look for the line of each call."""
+    """Return the entry with the line at which the program waits. A loop does not look up the line of each call."""
     main = threading.main_thread().ident
     frame = None if main is None else sys._current_frames().get(main)
     return entry if entry.place or not entry.number else replace(entry, place=user_line(frame))
@@ -210,14 +213,14 @@ def tell() -> None:
 
 
 def told_by(process: int) -> tuple[int, list[Entry]]:
-    """What another process told last: how many texts it has exchanged, and its last entries."""
+    """Return what another process told last: how many texts it has exchanged, and its last entries."""
     told = asked(f"{prefix()}/at/{process}")
     exchanges, entries = json.loads(told) if told else (0, [])
     return exchanges, [Entry(*each) for each in entries]
 
 
 def elsewhere(process: int) -> Entry | None:
-    """What another process entered that this one did not, where that is proven."""
+    """Return the first entry of another process that is proven to differ from this one's; None without a proof."""
     return _not_mine(told_by(process)[1], list(_entries))[1]
 
 

@@ -1,7 +1,7 @@
-"""What was seen of an object of Keras, kept on it, and whether it is still so.
+"""Judgements of objects of Keras, kept on the object for as long as it does not change.
 
-An object is as it was while all that it holds are the same objects, in lists of the same lengths, and its class has the
-same `call`. Not seen is what changes within these: an attribute of a function, say; and what a loop sets on a model.
+An object has not changed while it holds the same objects, in lists of the same lengths, and its class has the same
+`call`. A change inside of these is not seen (an attribute of a function, for example), nor what a loop sets on a model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OF_MODELS = tuple(
 
 @dataclass(eq=False)
 class Look:
-    """What was seen of an object.
+    """A look at an object: what tells later whether it has changed.
 
     Attributes:
         kind: its class.
@@ -73,7 +73,7 @@ class Look:
 
 
 def last(thing: object) -> Any:
-    """What was last seen of an object; None where nobody has looked."""
+    """Return the last look at an object; None where nobody has looked."""
     return vars(thing).get(_SEEN)
 
 

@@ -86,7 +86,7 @@ _EXACT_STATE = frozenset(["BatchNormalization", "SpectralNormalization", "Normal
 
 @dataclass(eq=False)
 class _LayerLook(looks.Look):
-    """What was seen of a layer when it was judged.
+    """A look at a layer, with the judgement: how its rows interact.
 
     Attributes:
         itself: the interaction in it, those inside it left out.
@@ -156,7 +156,7 @@ def _judged(layer: keras.Layer) -> _LayerLook:
 
 
 def _look_at(layer: keras.Layer) -> _LayerLook:
-    """What is seen of a layer now."""
+    """Return the last look at a layer, or a new one where it has changed."""
     look = looks.last(layer)
     if look is None or not look.is_of(layer):
         look = _LayerLook.at(layer)

@@ -39,7 +39,7 @@ ADDS_ROWS = "keras_flow_adds_rows"
 
 @dataclass(eq=False)
 class _OwnCodeLook(looks.Look):
-    """What was seen of a loss or a metric: whether what it computes is Keras's own code."""
+    """A look at a loss or a metric, with the judgement: whether it computes with Keras's own code."""
 
     is_keras: bool = False
 

@@ -126,12 +126,12 @@ def _run_step(
 
 
 class _Mail:
-    """What goes in a phase to ranks of other processes and comes from them: one transfer from a rank to another.
+    """The mail of a phase: transfers to ranks of other processes, and from them.
 
     Args:
-        devices: of all ranks.
+        devices: those of all ranks.
         what: tells the transfers of this phase from those of others.
-        sent: gets the operations that send.
+        sent: a list to which the operations that send are added.
     """
 
     def __init__(self, devices: tuple[str, ...], what: str, sent: list[tf.Tensor]):

@@ -1,4 +1,4 @@
-"""What TensorFlow can hold and do under a distribution, as data."""
+"""The layouts and features that TensorFlow has under a distribution, as data."""
 
 from __future__ import annotations
 

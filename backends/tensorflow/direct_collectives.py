@@ -66,12 +66,12 @@ def _results(
     dtype: tf.DType,
     how: tuple[Any, ...],
 ) -> list[tf.Tensor]:
-    """What a rank gets of a call, in its program; of which nothing is read where it does not take it.
+    """Return a rank's results of a call, in its program. A rank that takes no result does not read them.
 
     Args:
         call, how: one of `kf.comm`, and its options.
-        ranks, rank: the group, and that of this process.
-        values: what it gives.
+        ranks, rank: the group, and the rank of this process.
+        values: the tensors that this rank gives.
         shape, dtype: those of each tensor that is given, by whichever rank.
     """
     count = len(ranks)

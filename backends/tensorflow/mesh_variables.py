@@ -191,9 +191,9 @@ class StageVariable(ReadByKeras, resource_variable_ops.ResourceVariable):
 
 
 class AbsentVariable(ReadByKeras, resource_variable_ops.UninitializedVariable):
-    """What stands for a variable of a pipeline's stage that another process has: its shape, without memory.
+    """A placeholder, without memory, for a variable of a pipeline's stage that another process has.
 
-    To read it is TensorFlow's error; what is assigned is for the process that has it.
+    To read it is an error of TensorFlow's. To assign to it does nothing here: the process that has it does that.
     """
 
     def assign(self, *args: object, **kwargs: object) -> object:

@@ -192,7 +192,7 @@ def random_offsets(words: tuple[Any, Any], part: RandomPart, span: int) -> tf.Te
 
 
 def _constant(drawn: np.ndarray) -> tf.Tensor:
-    """What NumPy has drawn: with a seed that is known, outside of any program."""
+    """Make a tensor of numbers that NumPy has drawn, as it does outside of any program with a known seed."""
     distribution = distribution_of_draw()
     # in an eager step on a mesh, whose operators take no other tensors
     return tf.constant(drawn) if distribution is None else _whole(tf.constant(drawn), distribution)

@@ -135,7 +135,7 @@ def _joined(parts: Sequence[Any], variable: keras.Variable) -> Any:
 
 
 class Coordinator:
-    """What schedules programs on workers.
+    """Schedules programs on workers.
 
     A worker that is lost loses no call: another one runs it, or the worker itself when it is back.
     """

@@ -153,7 +153,7 @@ def apply_gradients(
 
 
 def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
-    """What Keras's loop calls: `steps_per_execution` steps on an iterator; for `predict` all batches of a list."""
+    """Return the function that Keras's loop calls: it takes an iterator, or for `predict` a list of batches."""
     if name != "predict":
         return trainer.in_turn(model, lambda data, _: step(data))
 

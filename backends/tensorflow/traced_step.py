@@ -1,4 +1,4 @@
-"""What a step was traced to: the layers that made its operations, and which of those every rank computes whole."""
+"""The trace of a step: the layers that made its operations, and which of those every rank computes whole."""
 
 from __future__ import annotations
 

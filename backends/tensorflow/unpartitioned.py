@@ -1,4 +1,4 @@
-"""What DTensor says of a step that it cannot partition: which operation, of which layer, and what can be done."""
+"""Errors of DTensor on a step that it cannot partition: which operation, of which layer, and what can be done."""
 
 from __future__ import annotations
 

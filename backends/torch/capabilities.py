@@ -1,4 +1,4 @@
-"""What PyTorch can hold and do."""
+"""The layouts and features that PyTorch has under a distribution, as data."""
 
 from __future__ import annotations
 

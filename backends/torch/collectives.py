@@ -168,7 +168,7 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
 
 
 def _begun(work: Any, give: Callable[[], Mapping[int, torch.Tensor]], read: torch.Tensor | None = None) -> Pending:
-    """What waits for `work` before it gives; until then `read`, which is being sent, is kept."""
+    """Return what `give` returns, pending until `work` has ended; `read`, which is being sent, is kept until then."""
 
     def results() -> Mapping[int, torch.Tensor]:
         nonlocal read

@@ -48,7 +48,7 @@ def direct(
 
 
 def _written(call: str, group: dist.ProcessGroup, ranks: tuple[int, ...], how: tuple[Any, ...], end: _End) -> _Run:
-    """What torch writes into the tensor: a copy of it."""
+    """Return the function that runs a call of torch on a copy of a tensor, since torch writes into what it is given."""
     run: Any = {"all_reduce": group.allreduce, "broadcast": group.broadcast, "reduce": group.reduce}[call]
     if call == "broadcast":
         options = _options(dist.BroadcastOptions(), end, rootRank=ranks.index(how[0]), rootTensor=0)
@@ -156,7 +156,7 @@ def _options(options: Any, end: _End, **values: Any) -> Any:
 
 
 def _waited(work: Any, result: Any, finish: _Run | None = None) -> Any:
-    """What is made of the result when the work has ended."""
+    """Wait for the work, and return the finished result."""
     if work is not None:
         work.wait()
     return finish(result) if finish else result

@@ -163,7 +163,7 @@ def _is_split(value: object) -> TypeGuard[DTensor]:
 
 
 def _key(tensor: DTensor) -> int:
-    """What a variable's value and the same detached have in common."""
+    """A key that a variable's value and its detached copies share."""
     if tensor.is_meta:  # no memory, and never detached
         return id(tensor)
     return tensor._local_tensor.untyped_storage().data_ptr()  # no public way without autograd

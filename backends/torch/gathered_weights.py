@@ -120,11 +120,11 @@ class _Route:
     divisor: int
 
     def gathered(self, value: DTensor) -> torch.Tensor:
-        """What this rank uses of a weight."""
+        """Return what this rank uses of a weight."""
         return self.begun(value).wait()[0]
 
     def begun(self, value: DTensor) -> slot_parts.PartsGather:
-        """What this rank uses of a weight, on its way."""
+        """Begin to gather what this rank uses of a weight."""
         own = value._local_tensor.detach()
         shape = list(own.shape)
         for axis, dim in self.part.axes:
@@ -237,7 +237,7 @@ class Gathered:
         self._last: tuple[object, torch.Tensor] | None = None
 
     def next(self, value: DTensor, route: _Route) -> torch.Tensor:
-        """What this rank uses of a weight; the one that is expected after it is on its way then."""
+        """Return what this rank uses of a weight, and begin to gather the weight that is expected after it."""
         here, coming = len(self._seen), self._coming
         self._seen.append((value, route))
         whole = None
@@ -260,7 +260,7 @@ class Gathered:
         self._order.expected, self._coming = self._seen, None
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor | _Again:
-        """What autograd keeps in a tensor's place."""
+        """Return what autograd keeps in a tensor's place: the way to gather it again, where it is a gathered weight."""
         if type(tensor) is not torch.Tensor:
             return tensor
         found = self.sources.get(tensor.untyped_storage().data_ptr())
@@ -280,7 +280,7 @@ class Gathered:
         )
 
     def give(self, kept: torch.Tensor | _Again) -> torch.Tensor:
-        """What autograd kept."""
+        """Return the tensor that autograd wanted kept, gathered again where `keep` replaced it."""
         if not isinstance(kept, _Again):
             return kept
         if kept.value._local_tensor._version != kept.version:

@@ -1,9 +1,9 @@
-"""What a chief of parameter servers sends to run elsewhere: layers, losses and optimizers as they are, pickled.
+"""Pickled layers, losses and optimizers, which a chief of parameter servers sends to run elsewhere.
 
-Keras pickles its objects as files, which are read by a config: a layer would be made anew, a function of the program's
-own not be found, and a table be sent. Here an object's attributes are sent. What can be imported goes by name, what the
-program defines by value; a variable on servers goes as the place where it is (`tables.ServedTensor`). What leads back
-to all of a model (calls of its graph) and to its distribution stays.
+Keras pickles an object as a file with its config: a layer would be made anew, a function of the user's program would
+not be found, and a whole table would be sent. Here the object's attributes are sent. What can be imported is sent by
+name, what the program defines by value, and a variable on servers as the place where it is (`tables.ServedTensor`).
+The calls of a model's graph, which lead back to the whole model, and its distribution are not sent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def packed(value: object) -> np.ndarray:
 
 
 def unpacked(data: np.ndarray) -> Any:
-    """What was pickled; a process of this job has sent it (`mail.calls.require_secret`)."""
+    """Return the pickled object. A process of this job has sent it (`mail.calls.require_secret`)."""
     reads = io.BytesIO(data.tobytes())
     sys.path += [each for each in pickle.load(reads) if each not in sys.path]
     settings, value = pickle.load(reads)

@@ -1,4 +1,4 @@
-"""What is used of torch's private names without being wrapped, with the reason; compared as hooks are."""
+"""Private names of torch that are used without being wrapped, each with its reason; compared as hooks are."""
 
 from keras_flow.current.keras_places import Private
 

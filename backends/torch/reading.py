@@ -63,11 +63,11 @@ def _begin(generator: torch.Generator | None = None) -> None:
 
 
 class LogicalBatches:
-    """What Keras loops over: batches whose values are logical tensors.
+    """Batches for Keras's loop, whose values are logical tensors.
 
     Args:
         batches: batches with parts of rows.
-        distribution: whose ranks share the rows.
+        distribution: its ranks share the rows.
     """
 
     def __init__(self, batches: Iterable, distribution: Distribution):

@@ -139,7 +139,7 @@ def _in_place(layers: list[Any]) -> Callable[[], AbstractContextManager[object]]
 
 
 def _value(variable: Any) -> tuple[Any, torch.Tensor]:
-    """What a variable holds, and a copy of its elements."""
+    """Return the tensor that a variable holds, and a copy of its elements."""
     return variable._value, _local(variable._value).clone()
 
 

@@ -1,7 +1,8 @@
-"""What moves between ranks that this process plays (`kf.init(n, simulate=True)`): all their arrays are here.
+"""Boxing and collectives between ranks that this process simulates (`kf.init(n, simulate=True)`).
 
-torch's own way to play ranks, `LocalTensorMode`, computes each operator of a DTensor for all ranks. Global tensors do
-that themselves, and so need no private module of torch; Keras's training loop would.
+All their arrays are in this process. torch's own way to simulate ranks, `LocalTensorMode`, computes each operator of a
+DTensor for all ranks. Global tensors do that themselves, and so need no private module of torch; Keras's training loop
+would.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def apply_gradients(
 
 
 def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
-    """What Keras's loop calls: a step on a batch, which stands in a list."""
+    """Return the function that Keras's loop calls: it takes a list with one batch."""
     return lambda data: step(data[0])
 
 

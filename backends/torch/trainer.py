@@ -197,7 +197,7 @@ def _mirrored_step(
 
 
 def _settled_logs(outputs: object, readers: LogReaders | None) -> object:
-    """What a step returns; between two steps a metric may be read on one rank alone, unless it is agreed otherwise."""
+    """Settle a step's logs: a metric may be read on one rank alone between steps, unless ranks agree who reads."""
     if readers is None:
         partial_numbers.settle()
     return outputs

@@ -227,7 +227,7 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
 
 
 def _absent(variable: keras.Variable) -> torch.Tensor:
-    """What stands for a value that another rank has: its shape, without memory. To compute with it is an error."""
+    """Return a placeholder without memory for a value that another rank has. To compute with it is an error."""
     return torch.empty(tuple(variable._shape), dtype=core.to_torch_dtype(variable._dtype), device="meta")
 
 
@@ -356,7 +356,7 @@ def _set(variable: keras.Variable, value: torch.Tensor) -> None:
 
 
 def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution: Distribution) -> torch.Tensor:
-    """What each rank made on its own before the scope: rank 0's holds."""
+    """Return rank 0's value of a variable that each rank made on its own before the scope."""
     if not torch_distributed.is_initialized():
         return full
     value = full.contiguous().cpu()

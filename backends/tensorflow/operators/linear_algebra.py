@@ -120,10 +120,10 @@ def _substituted(matrix: tf.Tensor, rhs: tf.Tensor, lower: bool, adjoint: bool) 
 
 
 class _Eliminated(NamedTuple):
-    """What Gauss-Jordan elimination finds.
+    """The result of Gauss-Jordan elimination.
 
     Attributes:
-        solution: of the right-hand sides, [..., size, columns].
+        solution: the solution for each right-hand side, [..., size, columns].
         pivots: the number that each column was divided by.
         sign: 1 or -1 by the number of rows that changed places, [...].
     """
@@ -239,7 +239,7 @@ def log_determinant(_: object, original: Callable[..., Any], input: Any, name: s
 
 
 class _LogDeterminant(NamedTuple):
-    """What `tf.linalg.slogdet` returns."""
+    """The result of `tf.linalg.slogdet`, with its names."""
 
     sign: tf.Tensor
     log_abs_determinant: tf.Tensor

@@ -206,7 +206,7 @@ def top_k(
 
 
 class _Ranked(NamedTuple):
-    """What `tf.math.top_k` returns."""
+    """The result of `tf.math.top_k`, with its names."""
 
     values: tf.Tensor
     indices: tf.Tensor

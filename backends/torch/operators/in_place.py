@@ -93,7 +93,7 @@ def _compute(
 
 
 def _as(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """What `copy_` writes."""
+    """Return the source as `copy_` writes it: in the target's dtype and shape."""
     # `copy_` casts and broadcasts
     if source.dtype != target.dtype:
         source = aten._to_copy.default(source, dtype=target.dtype)

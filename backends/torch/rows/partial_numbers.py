@@ -97,7 +97,7 @@ def partial_number(own: torch.Tensor, rows: OwnRows) -> torch.Tensor:
 
 
 def _in_parts(operator: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object | None:
-    """What an operator makes of the parts, where it is linear in them; None elsewhere."""
+    """Apply an operator to the parts, where it is linear in them; otherwise return None."""
     kind = operator.overloadpacket
     numbers = [leaf for leaf in args if isinstance(leaf, PartialNumber)]
     if not numbers or any(number.own is None for number in numbers):
@@ -139,7 +139,7 @@ class _FromPart(torch.autograd.Function):
 
 
 class UnsettledState(DeferredTensor):
-    """What a variable holds while additions to it wait: any operator on it sums them first.
+    """The tensor of a variable while additions to it wait: any operator on it sums them first.
 
     Attributes:
         before: the variable's own tensor.
@@ -176,7 +176,7 @@ class UnsettledState(DeferredTensor):
 
 @dataclass
 class Addition:
-    """What this rank's rows add to a variable that is equal on all ranks.
+    """The sum of what this rank's rows add to a variable that is equal on all ranks.
 
     Attributes:
         variable: the variable, which holds an `UnsettledState` meanwhile.
