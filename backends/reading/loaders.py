@@ -160,13 +160,10 @@ class OwnRowsLoader:
                     "(draw from a generator seeded by the sample's index, and ranks can read their own rows)",
                     self.part.word,
                 )
-            values = tree.map_structure(self.engine.from_host, _as_tuple(batch), none_is_leaf=False)
+            # torch collates a sample's tuple to a list, which Keras takes for a list of inputs
+            batch = tuple(batch) if isinstance(batch, list) else batch
+            values = tree.map_structure(self.engine.from_host, batch, none_is_leaf=False)
             yield values if expected is None else self.part.divided(values, *expected)
-
-
-def _as_tuple(batch: Any) -> Any:
-    # torch collates a sample's tuple to a list, which Keras takes for one of inputs
-    return tuple(batch) if isinstance(batch, list) else batch
 
 
 class _WatchedDataset:

@@ -132,7 +132,8 @@ def _taken_apart(dataset: Any) -> tuple[_Pipeline, str]:
                 break
             functions.insert(0, node._map_func._func)
         node = node._input_dataset
-    if not all(_is_plain(spec) for spec in tree.flatten(node.element_spec)):
+    specs = tree.flatten(node.element_spec)
+    if not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
         return nothing, "its samples have no fixed shape before they are transformed"
 
     def batched(samples: Any) -> Any:
@@ -158,7 +159,3 @@ def _has_state(graph: Any) -> bool:
     return any(
         operation.op_def.is_stateful for each in graphs for operation in each.get_operations() if operation.op_def
     )
-
-
-def _is_plain(spec: Any) -> bool:
-    return isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()

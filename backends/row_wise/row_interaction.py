@@ -189,7 +189,7 @@ def _of_class(layer: keras.Layer) -> Interaction | None:
     """The interaction in what a layer's class does with its arguments."""
     name = type(layer).__name__
     unknown = Interaction("unknown", f"layer {layer.name!r} ({name}) is not known to act row by row")
-    if _is_of_hub(layer) and not isinstance(layer, keras.Model):
+    if type(layer).__module__.startswith("keras_hub.src.") and not isinstance(layer, keras.Model):
         return None if name in _HUB else unknown
     # by the class alone: whatever its `call` does, it may do it along the rows
     if not keras_places.is_of_keras(type(layer), "layers"):
@@ -214,10 +214,6 @@ def _of_class(layer: keras.Layer) -> Interaction | None:
         return None
     # a layer of a later Keras is unknown until somebody has looked at it
     return Interaction("own code", unknown.text) if name == "Lambda" else unknown
-
-
-def _is_of_hub(layer: keras.Layer) -> bool:
-    return type(layer).__module__.startswith("keras_hub.src.")
 
 
 def _of_rank(layer: keras.Layer, rank: int | None) -> Interaction | None:

@@ -28,7 +28,7 @@ def remat(_: object, original: Callable[..., Any], function: Callable[..., Any])
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = _leaves((args, kwargs))
-        places = [number for number, leaf in enumerate(flat) if _is_float(leaf)]
+        places = [number for number, leaf in enumerate(flat) if tf.is_tensor(leaf) and leaf.dtype.is_floating]
         layers = rematerialized.layers_of(function)
         if not places or not layers:
             return function(*args, **kwargs)
@@ -99,7 +99,3 @@ def _leaves(structure: Any) -> list[Any]:
 def _read(variable: keras.Variable) -> Any:
     """A variable's value of now: what Keras calls its value is TensorFlow's variable, which is read when it is used."""
     return tf.convert_to_tensor(variable.value)
-
-
-def _is_float(leaf: Any) -> bool:
-    return tf.is_tensor(leaf) and leaf.dtype.is_floating

@@ -121,7 +121,7 @@ def _call_outside(
 ) -> object:
     """A call by the program itself: logical tensors in, logical tensors out."""
     # a functional model is being defined
-    if any(_is_symbolic(leaf) for leaf in leaves.flat((args, kwargs))):
+    if any(isinstance(leaf, keras.KerasTensor) for leaf in leaves.flat((args, kwargs))):
         return original(layer, *args, **kwargs)
     if _distribution_of(layer) is None:  # its first call makes its variables
         # inputs are left to it, since it may preprocess
@@ -175,10 +175,6 @@ def plain_with_mask(leaf: object) -> object:
     return whole
 
 
-def _is_symbolic(leaf: object) -> bool:
-    return isinstance(leaf, keras.KerasTensor)
-
-
 def _distribution_of(layer: keras.Layer) -> Distribution | None:
     # one variable on the mesh is enough: a layer's variables are laid by one distribution
     for variable in layer.variables:
@@ -204,7 +200,8 @@ def pin(value: object) -> object:
     if not isinstance(value, DTensor):
         return value
     differentiated = value.requires_grad and torch.is_grad_enabled()
-    if differentiated and value.grad_fn is not None and not _is_partial(value):
+    is_partial = any(part.is_partial() for part in value.placements)
+    if differentiated and value.grad_fn is not None and not is_partial:
         # the tensor itself: a program may write into it (`dense(x) *= 2`), which torch forbids for a Function's view
         value.register_hook(local_tensors.summed)
         return value
@@ -213,10 +210,6 @@ def pin(value: object) -> object:
     if mask is not None and pinned is not value:
         set_keras_mask(pinned, mask)
     return pinned
-
-
-def _is_partial(value: DTensor) -> bool:
-    return any(part.is_partial() for part in value.placements)
 
 
 class _Pin(torch.autograd.Function):

@@ -224,7 +224,7 @@ def reduce(
         split = () if part is None else tuple(axis for axis, _ in part.axes)
         to_sum = tuple(axis for axis in differ if axis not in split)
         # P -> B, and P -> S on all axes over which slots are split: those of the same axes can be one
-        is_sum = all(_is_sum(grad.placements[axis]) for axis in differ) and set(split) <= set(differ)
+        is_sum = all(grad.placements[axis].is_partial("sum") for axis in differ) and set(split) <= set(differ)
         if is_sum and all(wanted[axis].is_replicate() for axis in to_sum):
             (scattered if split else together).setdefault((split, to_sum, grad.dtype, mesh), []).append(index)
         else:
@@ -267,7 +267,3 @@ def watch(variables: Sequence[keras.Variable]) -> None:
                     parameter.grad = reduce([grad], [variable], [part])[0]
 
             stored.register_post_accumulate_grad_hook(cut)
-
-
-def _is_sum(part: object) -> bool:
-    return part.is_partial() and part.reduce_op == "sum"  # type: ignore[attr-defined]

@@ -183,7 +183,7 @@ def _pairs(names: Iterable[str], theirs: Mapping[str, str]) -> dict[str, str]:
     groups: dict[str, tuple[list[str], list[str]]] = {}
     for side, each in enumerate((mine, theirs)):
         for name in each:
-            groups.setdefault(_stem(name), ([], []))[side].append(name)
+            groups.setdefault(_NUMBER.sub("", name), ([], []))[side].append(name)
     found = {}
     for ours, others in groups.values():
         # as a whole: with `dense_1, dense_2` here and `dense, dense_1` there an equal name is another layer
@@ -191,10 +191,6 @@ def _pairs(names: Iterable[str], theirs: Mapping[str, str]) -> dict[str, str]:
         pairs = zip(ours, others, strict=True) if in_order else ((name, name) for name in ours if name in others)
         found.update((name, theirs[other]) for name, other in pairs)
     return found
-
-
-def _stem(name: str) -> str:
-    return _NUMBER.sub("", name)
 
 
 def _renamed(name: str, rename: Mapping[str, str]) -> str:

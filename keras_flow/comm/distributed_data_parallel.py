@@ -176,17 +176,13 @@ class DistributedDataParallel:
 
 def share(variables: Sequence[keras.Variable], source: int, group: Placement | None, bucket_bytes: int) -> None:
     """Give variables the values that they have on rank `source`; all ranks of the group call it."""
-    engine, values = backend(), [_value(each) for each in variables]
+    engine = backend()
+    values = [keras.ops.convert_to_tensor(keras.ops.stop_gradient(each)) for each in variables]
     for places in buckets(values, bucket_bytes):
         flat = engine.join([engine.reshape(values[place], (-1,)) for place in places])
         parts = parts_of(broadcast(flat, source, group), [shape_of(values[place]) for place in places])
         for place, part in zip(places, parts, strict=True):
             variables[place].assign(part)
-
-
-def _value(variable: keras.Variable) -> Any:
-    """The tensor of a variable."""
-    return keras.ops.convert_to_tensor(keras.ops.stop_gradient(variable))
 
 
 def buckets(values: Sequence[Any], limit: int) -> list[list[int]]:

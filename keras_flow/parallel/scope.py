@@ -86,9 +86,8 @@ def _ranks_of(where: Sequence[str | int | Placement]) -> tuple[int, ...]:
     if len(where) not in (1, 2):
         raise FlowError('kf.scope.placement takes a kf.Placement, or a device type and ranks: ("cpu", "0:1")')
     *types, ranks = where
-    given = (
-        ranks if isinstance(ranks, Placement) else placement_of(str(types[0]) if types else world.type, _listed(ranks))
-    )
+    ranks = [ranks] if isinstance(ranks, int) else ranks
+    given = ranks if isinstance(ranks, Placement) else placement_of(str(types[0]) if types else world.type, ranks)
     if given.type not in (None, world.type):
         raise FlowError(f"kf.scope.placement: {given.type!r} is asked for, and this job runs on {world.type!r} devices")
     if max(given.ranks) >= world.size:
@@ -96,7 +95,3 @@ def _ranks_of(where: Sequence[str | int | Placement]) -> tuple[int, ...]:
             f"kf.scope.placement: there is no rank {max(given.ranks)}; the job has ranks 0 to {world.size - 1}"
         )
     return given.ranks
-
-
-def _listed(ranks: object) -> object:
-    return [ranks] if isinstance(ranks, int) else ranks

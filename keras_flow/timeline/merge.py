@@ -28,7 +28,7 @@ def chrome(processes: Mapping[int, Sequence[TraceEvent]]) -> dict[str, object]:
         ]
         drawn += [(event, event.lane, event.name, "operation", dict(event.facts)) for event in found]
         for event, lane, name, kind, facts in drawn:
-            owner = _lane_of(index, event.rank)
+            owner = _HOST + index if event.rank is None else event.rank
             # not 0 and no number of two ranks: Perfetto takes thread 0 of process P for thread P
             tid = lanes.setdefault((owner, lane), len(lanes) + 1)
             shown = {"name": name, "ph": "X", "pid": owner, "tid": tid, "cat": kind, "args": facts}
@@ -94,10 +94,6 @@ def _span(event: TraceEvent) -> dict[str, float]:
 
 #: numbers of lanes that belong to a process and to no rank begin here
 _HOST = 1_000_000
-
-
-def _lane_of(process: int, rank: int | None) -> int:
-    return rank if rank is not None else _HOST + process
 
 
 def _collectives(found: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, dict[str, object]]]:

@@ -26,7 +26,7 @@ class State:
     def __init__(self, model: keras.Model):
         self.model = model
         changed = models.all_variables(model, optimizers=True, global_seed=True)
-        self.values = [(variable, _host(variable)) for variable in changed]
+        self.values = [(variable, np.array(keras.ops.convert_to_numpy(variable))) for variable in changed]
         self._random = random_states.states()
 
     def restore(self) -> None:
@@ -35,10 +35,6 @@ class State:
         for variable, value in self.values:
             variable.assign(value)
         random_states.set_states(self._random)
-
-
-def _host(variable: keras.Variable) -> np.ndarray:
-    return np.array(keras.ops.convert_to_numpy(variable))
 
 
 @contextmanager

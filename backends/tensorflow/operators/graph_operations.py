@@ -94,17 +94,14 @@ def _with_short_indices(inputs: list[tf.Tensor], options: dict[str, Any]) -> lis
 
 
 def _is_whole(op_type: str, name: str, value: tf.Tensor) -> bool:
-    known, maker = _whole.get() or _ALWAYS_WHOLE, _maker(value)
+    known = _whole.get() or _ALWAYS_WHOLE
+    maker = None if hasattr(value, "_numpy_internal") else getattr(value, "op", None)  # an eager tensor has none
     if (op_type, name) not in known and (maker is None or (maker.type, maker.name) not in known):
         return False
     if value.dtype in (tf.resource, tf.variant, tf.string):
         return False
     # a constant is whole anyway, and DTensor may need to see it as one (a shape)
     return bool(value.shape.rank) and tf.get_static_value(value) is None
-
-
-def _maker(value: tf.Tensor) -> tf.Operation | None:
-    return None if hasattr(value, "_numpy_internal") else getattr(value, "op", None)
 
 
 def whole(value: tf.Tensor) -> tf.Tensor:
