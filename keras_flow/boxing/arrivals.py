@@ -52,7 +52,7 @@ def message_sizes(exchange: Exchange, rank: int, phase: str) -> list[int]:
 
 
 class _Arrivals:
-    """What one rank receives, where source and target are on one placement."""
+    """The elements that one rank receives, where source and target are on one placement."""
 
     def __init__(self, exchange: Exchange, rank: int):
         self.exchange, self.rank = exchange, rank

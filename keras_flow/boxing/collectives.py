@@ -98,7 +98,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kind of step does in its groups, and which changes of layout it is."""
+    """A kind of step: what it does in its groups, and which changes of layout it makes."""
 
     does: str
     fits: Callable[[Change], bool]

@@ -53,7 +53,7 @@ def describe(plan: BoxingPlan) -> str:
 
 
 def _on_jax(plan: BoxingPlan) -> list[str]:
-    """What JAX runs in the place of an exchange: XLA's collectives, where they receive no more bytes."""
+    """Say what JAX runs in the place of an exchange: XLA's collectives, where they receive no more bytes."""
     if all(step.kind != "exchange" for step in plan.steps):
         return []
     if len(plan.ranks) > ASKED:

@@ -137,7 +137,7 @@ def _layouts_on_the_way(source: Layout, target: Layout) -> tuple[NdSbp, ...]:
 
 
 def parts_on_the_way(source: Layout, target: Layout) -> list[Sbp]:
-    """What a chain may put on an axis: any split of either end, B, and P where either has one.
+    """Return the sbps that a chain may put on an axis: any split of either end, B, and P where either has one.
 
     Where neither end has a split, sums are made in blocks of the first dim that all axes together can split.
     """

@@ -32,7 +32,7 @@ from keras_flow.layout import Layout, itemsize
 
 @dataclass(frozen=True)
 class RankPart:
-    """What one rank does in one phase of one step: element ranges of the logical tensor, and partners."""
+    """The part of one rank in one phase of one step: element ranges of the logical tensor, and partners."""
 
     step: int
     kind: str

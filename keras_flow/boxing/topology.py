@@ -44,7 +44,7 @@ LOOKED_AT = 64
 
 @dataclass(frozen=True)
 class Link:
-    """What a message costs.
+    """The cost of a message.
 
     Args:
         latency: seconds for each message.

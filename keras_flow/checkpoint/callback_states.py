@@ -1,4 +1,4 @@
-"""What other callbacks of a `fit` have counted, for its checkpoints: numbers and texts, and weights that they keep.
+"""States of a `fit`'s other callbacks, for its checkpoints: numbers and texts, and weights that they keep.
 
 get_state(), set_state(state)     a callback that has them says it itself
 best, wait, stopped_epoch         attributes that are numbers or texts, and have changed since it began
@@ -30,9 +30,10 @@ def plain(callback: object) -> dict[str, Any]:
 
 
 def state_of(callback: Any, begun: Mapping[str, Any]) -> dict[str, Any]:
-    """What a callback has counted since it had the attributes `begun`.
+    """Return the attributes of a callback that have changed since they were `begun`.
 
-    Keras's own settings are left out: EarlyStopping turns the sign of its `min_delta` in the first epoch, again here.
+    Keras's own settings are left out: EarlyStopping changes the sign of its `min_delta` in the first epoch, and again in
+    the `fit` that resumes.
     """
     if hasattr(callback, "get_state"):
         return encoded(callback.get_state())

@@ -42,16 +42,16 @@ def set_states(given: Mapping[str, Any], source: Source | None = None) -> None:
 
 
 class Left:
-    """What a `fit` that goes on has still to do in its first epoch.
+    """The rest of the epoch in which a `fit` resumes.
 
     Args:
-        reader: of the checkpoint.
+        reader: reads the checkpoint.
 
     Attributes:
-        epoch: with which it goes on.
-        batch: how many batches of it were trained.
-        epoch_states: states at its begin.
-        metrics: names of the metrics that have not got back what they had.
+        epoch: the epoch in which it resumes.
+        batch: how many batches of that epoch were trained.
+        epoch_states: the random states at the epoch's begin.
+        metrics: names of the metrics whose values are not restored yet.
         is_passed: whether the steps that are left were asked for.
     """
 

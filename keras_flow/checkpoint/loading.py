@@ -28,13 +28,13 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class Loaded:
-    """What `load` returns.
+    """The result of `load`.
 
     Attributes:
-        step: of the checkpoint.
-        extra: what was given to `save`.
+        step: the number of the checkpoint.
+        extra: the `extra` that was given to `save`.
         training: epoch, batch and the like, where `fit` was running.
-        bytes_read: by this process.
+        bytes_read: bytes that this process has read.
         left_out: what `strict=False` left as it was, in words.
     """
 

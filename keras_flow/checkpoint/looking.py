@@ -1,4 +1,4 @@
-"""What can be asked of a checkpoint without Keras and without an engine: what is in it, whether it is whole."""
+"""Questions about a checkpoint that need neither Keras nor an engine: what is in it, and whether it is whole."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def rows_of(found: Manifest) -> list[tuple[str, ...]]:
 
 
 def facts_of(directory: str | os.PathLike[str], found: Manifest) -> dict[str, Any]:
-    """What is said of a checkpoint beside its tensors: name -> value."""
+    """Return what `inspect` shows of a checkpoint beside its tensors: name -> value."""
     where = "outside of fit"
     if (epoch := found.training.get("epoch")) is not None:
         batch = found.training.get("batch")

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as data: `manifest.json`, which is written last and read first.
+"""The contents of a checkpoint, as data: `manifest.json`, which is written last and read first.
 
 A checkpoint is a folder `step-00000120` with a safetensors file for each rank that wrote something. A tensor may lie in
 several files, each with a block of it; the manifest says which bytes are which rows.

@@ -1,4 +1,4 @@
-"""What a process writes of a checkpoint: blocks of what its ranks hold, as they are or as a copy of this moment."""
+"""The part of a checkpoint that a process writes: blocks of what its ranks hold, as they are or copied at once."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _spare: list[np.ndarray] = []
 
 @dataclass(frozen=True)
 class WrittenPart:
-    """What this process writes of one variable.
+    """The blocks of one variable that this process writes.
 
     Attributes:
-        blocks: of a rank each, with the rows of the rank's shard before it.
-        held: gives what the ranks hold.
+        blocks: for each block the rows of a rank's shard, and the block of the file.
+        held: returns what the ranks hold.
     """
 
     blocks: list[tuple[pieces.Share, writer.FileBlock]]
@@ -40,7 +40,7 @@ class WrittenPart:
 def parts_of(
     variables: Mapping[str, keras.Variable], who: Mapping[str, list[pieces.Share]], here: World
 ) -> Iterator[WrittenPart]:
-    """What this process writes, variable by variable."""
+    """Yield what this process writes, variable by variable."""
     for name, variable in variables.items():
         mine = [piece for piece in who[name] if piece.rank in here.local_ranks]
         if not mine:

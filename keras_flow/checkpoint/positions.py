@@ -199,7 +199,7 @@ class _Grain(Source):
         return batches
 
     def dataset(self) -> Any:
-        """What Keras reads in its place: a dataset of grain, because Keras appends transformations."""
+        """The dataset that Keras reads in its place: one of grain, because Keras appends transformations."""
         grain, source = sys.modules["grain"], self
 
         class Kept(grain.IterDataset):
@@ -252,7 +252,7 @@ class _StatefulLoader(_Loader):
 
 
 class _KeptLoader:
-    """What Keras's adapter reads in the place of a StatefulDataLoader."""
+    """Stands for a StatefulDataLoader in Keras's adapter."""
 
     def __init__(self, source: _StatefulLoader):
         self._source = source

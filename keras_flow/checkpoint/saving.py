@@ -45,13 +45,13 @@ _PRIORITY = 10
 
 @dataclass
 class Saved:
-    """What `save` returns: a checkpoint that is written, or is being written by a thread.
+    """The result of `save`: a checkpoint that is written, or is being written by a thread.
 
     Attributes:
         path: its folder.
         step: its number.
         bytes: bytes that this process writes.
-        blocked_seconds: how long the program was blocked.
+        blocked_seconds: seconds for which the program was blocked.
     """
 
     path: Place
@@ -202,14 +202,14 @@ def save_with(
 
 @dataclass
 class _Writing:
-    """What is left to do once it is known who writes what.
+    """The work that is left once it is known who writes what.
 
     Attributes:
-        writing: the folder, as it is called meanwhile.
-        folder: as it will be called.
+        writing: the folder under its name of the meantime.
+        folder: the folder under its final name.
         parts: what this process writes.
         said: the manifest, without chunks.
-        model: as Keras serializes it; empty where it cannot.
+        model: the model as Keras serializes it; empty where Keras cannot.
         here: the job.
         keep: as in `save`.
     """

@@ -32,7 +32,7 @@ def balanced(count: int, parts: int) -> list[int]:
 
 
 def differentiable(group: Group, begin: Begin, pullback: Begin, values: Values) -> Values:
-    """What `begin` gives, where the engine's gradient is what `pullback` gives of cotangents."""
+    """Compute by `begin`, and let the engine compute gradients by `pullback`, which takes cotangents."""
     engine, mine = tensor_engine(), list(values)
     if not (has_gradient(values[mine[0]]) and engine.is_recorded(list(values.values()))):
         return begin(values).results()
@@ -171,5 +171,5 @@ def broadcast_bytes(members: Group, data: bytes, src: int) -> bytes:
 
 
 def _then(begun: Pending, function: Callable[[Any], Any]) -> Pending:
-    """What a function makes of the results, once they are there."""
+    """Apply a function to the results once they are there."""
     return Pending(lambda: on_each(begun.results(), function), begun.is_completed)

@@ -200,7 +200,7 @@ def reshaped(values: Values, shape: tuple[int, ...]) -> Values:
 
 
 def on_each(values: Mapping[int, Any], function: Callable[..., Any]) -> dict[int, Any]:
-    """What a function makes of each rank's value, on that rank's device."""
+    """Apply a function to each rank's value, on that rank's device."""
     results = {}
     for rank, value in values.items():
         with tensor_engine().on_rank(rank):
@@ -313,7 +313,7 @@ def shape_words(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def shape_of_words(row: np.ndarray) -> tuple[int, ...]:
-    """What `shape_words` wrote."""
+    """Return the shape that `shape_words` wrote."""
     return tuple(int(length) for length in row[1 : 1 + row[0]])
 
 

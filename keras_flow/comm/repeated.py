@@ -39,14 +39,14 @@ _UNKNOWN: tuple[Run | None, bool] = (None, False)
 
 
 def find(call: str, how: tuple[Any, ...], group: object, given: object, async_op: bool = False) -> Run | None:
-    """What makes the result of what this rank gives, where the same call was made before.
+    """Return the function that was kept when the same call was made before; None where it was not.
 
     Args:
         call: the name of the collective.
-        how: its op, its source or target; of which ranks, shape and dtype where they are told.
-        group: what the caller gave.
-        given: a tensor, a list of them, or None.
-        async_op: it makes a `Work`.
+        how: its op, its source or target, and the ranks, shape and dtype where the caller tells them.
+        group: the caller's group.
+        given: what this rank gives: a tensor, a list of them, or None.
+        async_op: whether the call returns a `Work`.
     """
     engine = tensor_engine()
     local = engine.world().local_ranks

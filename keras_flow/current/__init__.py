@@ -1,4 +1,4 @@
-"""What a backend may ask about the distribution in use, without importing the package that implements distributions.
+"""The distribution in use, as backends see it, without importing the package that implements distributions.
 
 - `distribution`: the active distribution, as a base class with the methods that backends call.
 - `variable_layout`: the layout of a variable, and how Keras carries it.

@@ -54,9 +54,9 @@ def check_activation(placement: Placement, nd_sbp: sbp.NdSbp, shape: Sequence[in
 
 
 class Distribution(KerasDistribution):
-    """What a backend may ask of the active distribution; `keras_flow.parallel` has those that users make.
+    """Base class of distributions, with what a backend may ask of one; `keras_flow.parallel` has those that users make.
 
-    No `abc.ABC`: `isinstance` of one costs more, and `active` is asked by every hook.
+    It is no `abc.ABC`: `isinstance` of one costs more, and every hook calls `active`.
 
     Attributes:
         placement: the ranks.

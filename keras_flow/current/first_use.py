@@ -75,7 +75,7 @@ def _cells() -> list[tuple[int, str]]:
 
 
 def _ran_before() -> Iterator[tuple[str, str, Mapping[str, object], int | None]]:
-    """What ran: its place, source, names, and the line at which the call is (None: all of it ran)."""
+    """Yield the code that ran before: its place, source, names, and the line that is running (None: all of it ran)."""
     main = sys.modules.get("__main__")
     for number, cell in _cells()[:-1]:  # the last one is running
         yield f"cell {number}", cell, vars(main), None

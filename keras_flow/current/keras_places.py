@@ -75,7 +75,7 @@ def _operations(name: str) -> Callable[[], ModuleType]:
 
 
 def _asked_by(function: Callable[[], Any], name: str) -> Callable[[], Any]:
-    """What a function's module has by this name."""
+    """Find an object by its name in a function's module."""
     return lambda: _written_in(function())[name]
 
 
@@ -238,7 +238,7 @@ WRAPPED_LATER = (
 
 
 def privates() -> tuple[Private, ...]:
-    """What is used on the engine that Keras runs on without being wrapped, or is wrapped later."""
+    """Private names that are used, on Keras's present engine, without being wrapped, or that are wrapped later."""
     return (*(each for each in PRIVATE if each.engine in ("", keras.config.backend())), *WRAPPED_LATER)
 
 

@@ -1,6 +1,6 @@
-"""What this process last entered that waits for other processes: kept where its launcher finds it after a failure.
+"""The last call of this process that waits for others, kept where its launcher finds it after a failure.
 
-A page of memory that a file of the job's folder stands for: written in a microsecond, and there when the process was
+It is kept in a memory-mapped file of the job's folder: a write takes a microsecond, and stays when the process is
 killed.
 """
 
@@ -29,7 +29,7 @@ def enter(text: str) -> None:
 
 
 def read(path: Path) -> str:
-    """What the process of this file last entered; empty where it entered nothing, or keeps nothing."""
+    """Return the last call of the process that writes this file; empty where it made none, or keeps none."""
     try:
         return path.read_bytes().rstrip(b"\0").decode(errors="replace")
     except FileNotFoundError:

@@ -10,7 +10,7 @@ import threading
 
 
 class Gate:
-    """What the main thread passes before each step; another thread may close it.
+    """A gate that the main thread passes before each step, and that another thread may close.
 
     Attributes:
         begun: steps that have passed since `open`.

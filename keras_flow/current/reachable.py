@@ -72,7 +72,7 @@ def objects(kind: type[Kind], *roots: object) -> Iterator[tuple[Kind, Owner]]:
 
 
 def _children(value: object) -> Collection[object]:
-    """What an object holds; nothing for numbers, texts, arrays and all that cannot hold a variable."""
+    """The objects that an object holds; none for numbers, texts, arrays and all that cannot hold a variable."""
     if isinstance(value, _CONTAINERS):
         return value
     if isinstance(value, set | frozenset):  # whose own order differs between processes
@@ -120,7 +120,7 @@ def _functions(kind: type) -> tuple[FunctionType, ...]:
 
 
 def _of_function(function: FunctionType) -> Iterator[object]:
-    """What a function finds in its closure, its defaults and, where the user wrote it, by global names."""
+    """The objects in a function's closure, in its defaults and, where the user wrote it, under its global names."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents

@@ -1,4 +1,4 @@
-"""What the launcher tells a process by environment variables: who it is, where the others are, what it may use."""
+"""Environment variables by which the launcher tells a process who it is, where the others are, what it may use."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ class JobFolder:
 
     @property
     def payload(self) -> Path:
-        """What `kf.run` sends to the ranks."""
+        """The file in which `kf.run` sends `main` and its arguments to the ranks."""
         return self.path / "payload"
 
     @property
     def result(self) -> Path:
-        """What rank 0 returns."""
+        """The file with rank 0's result."""
         return self.path / "result"
 
     def failure(self, rank: int) -> Path:

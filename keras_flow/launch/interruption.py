@@ -1,4 +1,4 @@
-"""What a launcher says of a job that was asked to end: what was saved, or why nothing was."""
+"""The message of a launcher whose job was asked to end: what was saved, or why nothing was."""
 
 from __future__ import annotations
 

@@ -104,12 +104,12 @@ class Job:
 
     @property
     def word(self) -> str:
-        """What a process is called: a rank where it drives one."""
+        """The word for a process in messages: "rank" where it drives one, otherwise "process"."""
         return "rank" if self.devices == 1 else "process"
 
     @property
     def words(self) -> str:
-        """What several processes are called: ranks where each drives one."""
+        """The plural of `word`."""
         return "ranks" if self.devices == 1 else "processes"
 
     @property
@@ -118,7 +118,7 @@ class Job:
         return max(1.0, min(_MEETING_SECONDS, self.timeout))
 
     def facts(self) -> dict[str, str]:
-        """What must be the same on all hosts: name -> value."""
+        """The facts that must be equal on all hosts: name -> value."""
         installed = {name: versions.installed(name) for name in ("keras", *ENGINES)}
         return {
             "--nnodes": str(self.nodes),

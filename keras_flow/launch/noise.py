@@ -97,11 +97,11 @@ class Noise:
         return "\n".join(["keras-flow: the last lines of the engine that were left out above:", *lines, ""])
 
     def pass_on(self, text: str, last: bool = False) -> str:
-        """What is to be shown of the next piece.
+        """Return what is to be shown now that the next piece of output has come.
 
         Args:
             text: the piece.
-            last: nothing follows.
+            last: whether it is the last one.
         """
         *lines, rest = (self._rest + text).split("\n")
         shown = []

@@ -109,7 +109,7 @@ def _placed(ray: Any, job: Job, payload: bytes | None, gpus: int) -> bytes | Non
 
 
 def _results(ray: Any, running: Mapping[Any, int]) -> dict[int, bytes | None]:
-    """What each process sent back; raises the error of the first that failed, once the others have ended."""
+    """Return what each process sent back; raise the error of the first that failed, once the others have ended."""
     waiting, results, failure = list(running), {}, None
     while waiting:
         ready, waiting = ray.wait(waiting, timeout=None if failure is None else _ENDING_SECONDS)

@@ -30,15 +30,15 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown and written of a process's output.
+    """Settings for a process's output: what of it is shown, and where it is written.
 
     Attributes:
         word: what a process is called before each line: `"rank"` or `"process"`.
-        every: each line of every process is shown behind its rank; else those of process 0 only, unchanged.
+        every: whether all lines of all processes are shown, behind their rank; otherwise those of process 0, unchanged.
         first: whether this is process 0 of the job.
-        hidden: nothing is shown.
-        folder: where its output is written too, to the files `stdout` and `stderr`; None: nowhere.
-        append: the files go on; else they begin anew.
+        hidden: whether nothing is shown.
+        folder: the folder where output is also written, to the files `stdout` and `stderr`; None: nowhere.
+        append: whether the files are appended to; otherwise they begin anew.
     """
 
     word: str = "rank"

@@ -73,12 +73,12 @@ def send_result(path: Path, result: object) -> None:
 
 
 def receive_result(path: Path) -> object:
-    """What `main` returned on rank 0."""
+    """Return what `main` returned on rank 0."""
     return pickle.loads(path.read_bytes())
 
 
 def _keras_state() -> dict[str, object]:
-    """What a script has set up when it calls `kf.run`: Keras's configuration, custom objects, random states."""
+    """Return what a script has set up before it calls `kf.run`: Keras's settings, custom objects, random states."""
     state: dict[str, object] = {"random": random.getstate(), "numpy": np.random.get_state()}
     keras = sys.modules.get("keras")
     if keras is not None:

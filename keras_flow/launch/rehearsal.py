@@ -97,7 +97,7 @@ def raise_found(found: bytes) -> None:
 
 
 def _read(pipe: int) -> bytes:
-    """What the rehearsal writes until it ends; nothing where it takes too long."""
+    """Read what the rehearsal writes until it ends; return nothing where it takes too long."""
     end, found = time.monotonic() + _SECONDS, b""
     while select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
         part = os.read(pipe, 65536)

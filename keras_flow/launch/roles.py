@@ -44,7 +44,7 @@ class Role:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the process in messages: "chief", "worker 1"."""
         return _WORDS[self.job] if self.job == "chief" else f"{_WORDS[self.job]} {self.index}"
 
 

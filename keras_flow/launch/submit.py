@@ -1,4 +1,4 @@
-"""What to submit to a cluster, as text: a script for Slurm, one for mpirun, a manifest for Kubernetes.
+"""Texts to submit to a cluster: a script for Slurm, one for mpirun, a manifest for Kubernetes.
 
 On Slurm and Kubernetes each host has a launcher of ours, which ends, names and restarts as anywhere. mpirun is a
 launcher itself: its processes find their place by its variables.

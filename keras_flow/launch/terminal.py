@@ -1,4 +1,4 @@
-"""What a program writes to a terminal passes through a terminal of its own, so that it finds one there.
+"""A terminal between a program and the user's, so that the program finds a terminal for its output.
 
 A pipe in its place would take away colours and progress bars: programs ask whether their output is a terminal, and how
 wide it is.

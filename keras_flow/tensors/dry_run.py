@@ -27,11 +27,11 @@ class OperatorCost:
 
 @dataclass
 class OperatorRecorder:
-    """What a dry run did.
+    """A record of a dry run.
 
     Attributes:
         operators: in the order in which they were called.
-        plans: all boxing, of inputs and by `x.to_global`.
+        plans: all boxing, both of inputs and by `x.to_global`.
         largest_elements: elements of inputs and outputs on the fullest rank, of the operator that has most.
     """
 

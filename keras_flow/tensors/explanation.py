@@ -42,13 +42,13 @@ class GradientLine:
 
 @dataclass(frozen=True)
 class OperatorExplanation:
-    """What an operator, or a function and its gradients, does on given layouts; nothing was computed or sent.
+    """An account of an operator, or a function and its gradients, on given layouts; nothing was computed or sent.
 
     Attributes:
-        name: of what was explained.
-        lines: the operators that ran, several for a function or a decomposition.
+        name: the name of the operator or function.
+        lines: the operators that would run; a function or a decomposition has several.
         outputs: the results, without values.
-        gradients: of the float inputs, in their order, when the cotangents of the results are B for P.
+        gradients: those of the float inputs, in their order, if the cotangent of a result that is P is B.
         way_back: boxing of cotangents between operators.
     """
 
@@ -104,15 +104,18 @@ def _priced(option: Option) -> str:
 
 
 def explain(program: object, *args: object, **kwargs: object) -> OperatorExplanation:
-    """What `program(*args, **kwargs)` would do: signatures, the rejected ones, steps, bytes, peak memory, gradients.
+    """Explain what `program(*args, **kwargs)` would do, without computing or sending anything.
 
     Args:
         program: an operator of `kf.ops`, or a function that `kf.value_and_grad` returned.
         *args: as for the program.
         **kwargs: as for the program.
 
+    Returns:
+        The chosen signatures and the rejected ones, boxing steps, bytes, peak memory and gradients.
+
     Raises:
-        FlowError: it is neither; it needs values of tensors, of which only layouts are known here.
+        FlowError: `program` is neither, or it needs the values of tensors, of which only layouts are known here.
 
     Example:
         >>> import keras_flow as kf

@@ -60,7 +60,7 @@ def value_and_grad(function: Callable[..., object], argnums: int | Sequence[int]
 
 @dataclass(frozen=True)
 class ValueAndGrad:
-    """What `value_and_grad` returns; its arguments are those of `value_and_grad`."""
+    """The function that `value_and_grad` returns; its arguments are those of `value_and_grad`."""
 
     function: Callable[..., object]
     argnums: int | Sequence[int] | None

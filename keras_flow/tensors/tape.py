@@ -57,11 +57,11 @@ class BoxingRecord:
 
 @dataclass
 class Tape:
-    """What happened to the tensors that depend on the arguments, in order.
+    """A record of the operators on tensors that depend on the arguments, in order.
 
     Attributes:
         watched: ids of these tensors.
-        records: first to last.
+        records: one for each operator, first to last.
     """
 
     watched: set[int]
