@@ -318,7 +318,7 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
 
 
 def _rules(module: ModuleType, layout: str) -> Callable[[], object]:
-    """What makes the rules for a layout that splits variables: only the user can give them.
+    """Return the user's function that makes rules, which a layout that splits variables needs.
 
     Raises:
         FlowError: the program has none (with a skeleton of them).

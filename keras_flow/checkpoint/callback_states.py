@@ -32,8 +32,8 @@ def plain(callback: object) -> dict[str, Any]:
 def state_of(callback: Any, begun: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of a callback that have changed since they were `begun`.
 
-    Keras's own settings are left out: EarlyStopping changes the sign of its `min_delta` in the first epoch, and again in
-    the `fit` that resumes.
+    Keras's own settings are left out: EarlyStopping changes the sign of its `min_delta` in the first epoch, and so it
+    does again in the `fit` that resumes.
     """
     if hasattr(callback, "get_state"):
         return encoded(callback.get_state())

@@ -22,7 +22,7 @@ BLOCKS = "block"
 
 
 class Recomputed:
-    """What `remat=` of a distribution names.
+    """The layers that `remat=` of a distribution names.
 
     Attributes:
         layers: those that are computed again, of the models that were checked.
@@ -31,7 +31,7 @@ class Recomputed:
         remat: as a user gave it.
 
     Raises:
-        FlowError: it is another text, or no regular expression.
+        FlowError: it is another text than `"block"`, or has a pattern that is no regular expression.
     """
 
     def __init__(self, remat: str | Sequence[str] | None):
@@ -56,10 +56,10 @@ class Recomputed:
 
 
 def checked(remat: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
-    """What a user gave: None, `"block"`, or patterns.
+    """Return the user's `remat`, checked: None, `"block"`, or patterns.
 
     Raises:
-        FlowError: it is another text, or no regular expression.
+        FlowError: it is another text than `"block"`, or has a pattern that is no regular expression.
     """
     if remat is None:
         return None
@@ -105,7 +105,7 @@ def layers_of(model: keras.Model, remat: str | Sequence[str]) -> tuple[list[Any]
 
 
 def _kind(layer: Any) -> tuple[object, ...]:
-    """What repeated blocks have in common; nothing of a layer without layers."""
+    """Return a key that repeated blocks share: class, shapes and dtypes. It is empty for a layer without layers."""
     if not layer._layers or not layer.weights:
         return ()
     return type(layer), *((tuple(weight.shape), weight.dtype) for weight in layer.weights)

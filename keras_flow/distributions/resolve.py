@@ -112,7 +112,7 @@ def _uneven(placement: Placement, dim: int, length: int, axis: str, size: int) -
 
 
 def problems_of(requested: Layout, source: str, path: str) -> list[str]:
-    """What is wrong with a requested layout on any engine: a variable cannot be a partial sum."""
+    """Return the errors of a requested layout on any engine: a variable cannot be a partial sum."""
     if any(isinstance(part, PartialSum) for part in requested.nd_sbp):
         return [f"{path}: {source} asks for partial_sum; a variable is split or broadcast"]
     return []

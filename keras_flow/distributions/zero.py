@@ -27,7 +27,7 @@ STAGES = {1: "slots", 2: "slots and gradients", 3: "weights as well"}
 
 @dataclass(frozen=True)
 class Zero:
-    """What a distribution splits beside weights.
+    """The tensors that a distribution splits over ranks which hold a variable alike (ZeRO).
 
     Attributes:
         stage: 0: nothing; 1: the optimizer's slots; 2: gradients too, as soon as they are known; 3: weights too.
@@ -41,10 +41,10 @@ class Zero:
 
 
 def zero_of(stage: int, axes: str | Sequence[str] | None, min_size: int, batch_axes: Sequence[str]) -> Zero:
-    """What the arguments `zero`, `zero_axes` and `zero_min_size` of a distribution ask for.
+    """Check the arguments `zero`, `zero_axes` and `zero_min_size` of a distribution, and return what they ask for.
 
     Raises:
-        FlowError: a stage that there is not, an axis that does not split the batch, or no size.
+        FlowError: there is no such stage, an axis does not split the batch, or `min_size` is no positive number.
 
     Example:
         >>> zero_of(1, None, 1024, batch_axes=("data",))

@@ -1,8 +1,8 @@
-"""What the ranks call next: told before each collective, so that a wrong call is an error and a rank may have joined.
+"""Agreement of the ranks on their next collective, so that a wrong call is an error, and a rank may be in `join`.
 
-Each rank tells eight numbers, which all get: its call, op, dtype, elements and a checksum of the shapes. Where they
-differ all ranks raise one error. A rank in `join` tells that; what the others reduce then, it adds zeros to. Horovod's
-ranks agree through its background thread in the same way (`Controller::ComputeResponseList`).
+Before each collective all ranks exchange eight numbers each: call, op, dtype, elements and a checksum of the shapes.
+Where these differ all ranks raise one error. A rank in `join` says so, and then adds zeros to what the others reduce.
+Horovod's ranks agree through its background thread in the same way (`Controller::ComputeResponseList`).
 """
 
 from __future__ import annotations

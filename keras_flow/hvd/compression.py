@@ -12,7 +12,7 @@ class NoneCompressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """What travels, and what `decompress` needs."""
+        """Return the tensor to send, and the context that `decompress` needs."""
         return tensor, None
 
     @staticmethod
@@ -26,7 +26,7 @@ class FP16Compressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """What travels, and its own dtype."""
+        """Return the tensor in float16 where it is of floats, and its own dtype."""
         dtype = keras.backend.standardize_dtype(tensor.dtype)
         return (keras.ops.cast(tensor, "float16"), dtype) if "float" in dtype else (tensor, None)
 

@@ -193,6 +193,6 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
 
 
 def _file() -> Path | None:
-    """What a commit writes: in the job's own folder, which its restarts see."""
+    """The file of commits, in the job's own folder, which its restarts see; None without a launcher."""
     folder = own_folder()
     return None if folder is None else folder.path / "hvd-commit.npz"

@@ -31,7 +31,7 @@ BUCKET_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class _Settings:
-    """What `DistributedOptimizer` was told."""
+    """The arguments of a `DistributedOptimizer`."""
 
     op: str
     compression: Any
@@ -49,7 +49,7 @@ class _Settings:
 
 
 class DistributedMethods:
-    """What the class of a distributed optimizer has beside those of its optimizer."""
+    """Methods that the class of a distributed optimizer has beside those of its optimizer."""
 
     #: tells the engines that a step waits for other processes inside
     keras_flow_calls_in_step = True

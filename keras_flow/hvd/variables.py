@@ -96,7 +96,7 @@ def run(
 
 
 def _gathered(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """What a function returns on each rank."""
+    """Call a function, and return the results of all ranks."""
     result = func(*args, **kwargs)
     ranks.init()
     return allgather_object(result)

@@ -210,7 +210,7 @@ class CellRun:
 
 
 def _hint(summary: str) -> str:
-    """What to do where a name is missing on the ranks that the notebook itself has; otherwise nothing."""
+    """Return a hint where ranks miss a name that the notebook has; otherwise an empty text."""
     missing = re.match(r"NameError: name '(\w+)' is not defined", summary)
     if missing is None or missing[1] not in vars(sys.modules["__main__"]):
         return ""

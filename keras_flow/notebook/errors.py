@@ -27,7 +27,7 @@ class CellError(LaunchError):
         return type(self), (str(self), self.rank, self.trace)
 
     def _render_traceback_(self) -> Sequence[str]:
-        """What a notebook shows: the traceback of the rank, not that of the magic."""
+        """Return the traceback that a notebook shows: that of the rank, not that of the magic."""
         return [*self.trace.splitlines(), "", *str(self).splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""What a cell printed on several ranks, as one text: labelled by rank, equal lines folded."""
+"""Output of a cell on several ranks as one text: labelled by rank, equal lines folded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class Printed:
-    """What one rank has written.
+    """The output of one rank.
 
     Attributes:
-        stdout: its text.
-        stderr: likewise.
-        displays: rich outputs: each with `data` (MIME type -> content) and `metadata`.
+        stdout: what it wrote to stdout.
+        stderr: what it wrote to stderr.
+        displays: rich outputs, each with `data` (MIME type -> content) and `metadata`.
     """
 
     stdout: str = ""

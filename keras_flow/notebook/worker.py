@@ -1,4 +1,4 @@
-"""What runs in a worker: it joins the job, obeys orders while a cell runs, and gives variables away."""
+"""The program of a worker: it joins the job, obeys orders while a cell runs, and sends variables."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Workers:
         return [] if self._ranks is None else self._ranks.processes
 
     def view(self, indices: Sequence[int]) -> ipyparallel.DirectView:
-        """What runs code on some of the workers, in this order."""
+        """Return ipyparallel's view of some of the workers, in this order: it runs code on them."""
         targets = [self._ids[index] for index in indices]
         return self.client.direct_view(targets)  # pyright: ignore[reportArgumentType]  # its stub knows "all" only
 
@@ -215,7 +215,7 @@ class Workers:
         return f"{self.label([process.rank])}: {_ended(process)}"
 
     def last_call(self, index: int) -> str:
-        """What a process last entered that waits for others; empty where that is nothing."""
+        """Return the last call of a process that waits for others; empty where it made none."""
         return last_call.read(self.folder.last_call(index))
 
     def end(self) -> None:

@@ -118,7 +118,7 @@ class ParameterServer(PipelineParallel):
 
     @property
     def statistics(self) -> Statistics:
-        """What was counted of an asynchronous training: updates, batches of each worker, dropped ones, staleness.
+        """Counts of an asynchronous training: updates, batches of each worker, dropped ones, staleness.
 
         Raises:
             FlowError: training is synchronous.

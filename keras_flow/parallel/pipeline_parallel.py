@@ -156,7 +156,7 @@ class PipelineParallel(ExplainedDistribution):
             self._home = self._made_part(world.first_of_each_process((*last, *self.placement.ranks)))
 
     def _part(self, ranks: Ranks) -> FlowDistribution:
-        """What lays the variables of a stage; of several lanes of a process the first has them."""
+        """Return the distribution of a stage's variables; where a process has several lanes the first holds them."""
         if ranks not in self._parts:
             lane, holders = self._ranks.lane_here(ranks), self._ranks.holders(ranks)
             self._parts[ranks] = self._made_part(holders) if lane.size == 1 else self._split_part(lane, holders)
@@ -164,7 +164,7 @@ class PipelineParallel(ExplainedDistribution):
         return self._parts[ranks]
 
     def _split_part(self, lane: Placement, holders: Ranks) -> FlowDistribution:
-        """What lays the tensors of a lane of a stage over the ranks that compute it together."""
+        """Return the distribution that lays a lane's tensors over the ranks which compute the stage together."""
         part = _StagePart(lane, rules=self.rules, activations=self.activations, random=self.random)
         part.whole, part.holders, part.rematerialized = self, holders, self.rematerialized
         part._problems, part._warned = self._problems, self._warned  # `check` raises those of all stages together
@@ -371,7 +371,7 @@ class PipelineParallel(ExplainedDistribution):
         return asked_schedule.schedule_of(given, len(self._ranks.places), stages, microbatches, chunks)
 
     def _staged(self, *args: Any) -> StagedModel:
-        """What runs the steps of a model that is cut."""
+        """Make the model in stages that runs the steps."""
         return StagedModel(*args)
 
     def _said_ranks(self, operation: object) -> Ranks | None:
@@ -414,6 +414,6 @@ class PipelineParallel(ExplainedDistribution):
 
 
 class _StagePart(FlowDistribution):
-    """What lays the variables of a stage on its ranks; other processes have nothing of them."""
+    """Lays the variables of one stage on its ranks; other processes hold nothing of them."""
 
     is_of_all_processes = False

@@ -74,7 +74,7 @@ def init(devices: int | None = None, type: str | None = None, simulate: bool = F
 
 
 def _facts() -> dict[str, object]:
-    """What must be the same in all processes of a job: name -> value."""
+    """Return the facts that must be equal in all processes of a job: name -> value."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     script = Path(main).read_bytes() if main and Path(main).is_file() else b""
     return {

@@ -1,8 +1,9 @@
-"""What a schedule leaves out: messages between ranks, and sums of gradients, each at its place in the ranks' lists.
+"""Lowering of a schedule: adds messages between ranks, and sums of gradients, to the ranks' lists of actions.
 
-All messages and actions are put in one order: by the time at which they would begin, were all costs equal, a message
-when what it carries has been computed. Each rank's list is its part of that order. So ranks whose sends and receives
-wait for each other never wait in a circle, and a receive stands ahead of the action that needs it:
+All actions and messages are put into one order: by the time at which they would begin if all costs were equal. A
+message begins when what it carries has been computed. Each rank's list is its part of that one order. So sends and
+receives that wait for each other never wait in a circle, and a receive stands before the action that needs it. Two
+stages on two ranks, with two micro-batches:
 
     rank 0   0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 ...
     rank 1   1RECV_F0 1F0 1B0 1RECV_F1 1SEND_B0 ...

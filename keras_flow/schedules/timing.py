@@ -24,12 +24,12 @@ EQUAL = (1.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class Costs:
-    """What the actions of each stage take, in any unit of time.
+    """The time that the actions of each stage take, in any unit.
 
     Attributes:
-        forward: of F, for each stage.
-        inputs: of I.
-        weights: of W. B takes what I and W take.
+        forward: the time of F, for each stage.
+        inputs: that of I.
+        weights: that of W. B takes as long as I and W together.
         message: how long a message between two ranks is on its way.
     """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Statistics:
-    """What the chief has counted of an asynchronous training.
+    """Counts that the chief keeps of an asynchronous training.
 
     Attributes:
         updates: gradients that were applied.

@@ -26,10 +26,10 @@ from keras_flow.servers.counting import Ledger
 
 @dataclass(frozen=True)
 class _Compiled:
-    """What a worker has of a model besides its layers.
+    """The part of a compiled model that a worker has besides the layers.
 
     Attributes:
-        _compile_loss: Keras's.
+        _compile_loss: Keras's object with the losses.
     """
 
     _compile_loss: Any
@@ -37,7 +37,7 @@ class _Compiled:
 
 @dataclass
 class _Rows:
-    """What came back for the rows of a batch, as a pass of a pipeline has it."""
+    """The results for the rows of a batch, as a pass of a pipeline has them."""
 
     lane: Any
     training: bool
@@ -84,7 +84,7 @@ class ServedModel(StagedModel):
         return self._latest
 
     def _evaluated(self, batch: CutBatch, with_loss: bool) -> list[Any]:
-        """What the workers computed of a batch without learning from it."""
+        """Let the workers compute a batch without learning from it, and return the results."""
         self.finish()
         self._look_at_variables()
         return [self._rows(self._of_parts(batch, training=False, with_loss=with_loss), training=False)]
@@ -106,7 +106,7 @@ class ServedModel(StagedModel):
     # ---- what workers compute
 
     def __getstate__(self) -> dict[str, Any]:
-        """What `_compute` needs elsewhere: torch sends it to workers."""
+        """Return what `_compute` needs elsewhere, since torch sends it to workers."""
         told = {"graph": CallGraph(outputs=self.graph.outputs), "stages": self.stages, "_said_added": False}
         return {**told, "model": _Compiled(self.model._compile_loss)}  # type: ignore[attr-defined]
 
@@ -115,7 +115,7 @@ class ServedModel(StagedModel):
         self._first_stage = {id(weight): stage.number for stage in self.stages for weight in stage.trainable}
 
     def _of_parts(self, batch: CutBatch, training: bool, with_loss: bool) -> list[Any]:
-        """What the workers computed of each part of a batch, in the order of its rows."""
+        """Return what the workers computed of each part of a batch, in the order of its rows."""
         for number in range(len(batch.parts)):
             self._send(batch, number, training, with_loss, number)
         found = dict(self._result()[:2] for _ in batch.parts)

@@ -138,6 +138,6 @@ def _runs(found: Sequence[TraceEvent]) -> dict[tuple[int | None, object], int]:
 
 
 def _around(time: float, ranges: Sequence[tuple[TraceEvent, T]]) -> T | None:
-    """What the innermost range around a time says; None where there is none."""
+    """Return the value of the innermost range around a time; None where there is no such range."""
     around = [(outer.duration, value) for outer, value in ranges if outer.begin <= time <= outer.begin + outer.duration]
     return min(around, key=lambda pair: pair[0])[1] if around else None

@@ -116,12 +116,12 @@ class WithVariables(keras.Layer):
 
 
 def apply(function: Callable[..., Any], *arguments: Any, rows: int | None = -1) -> Any:
-    """What a function of keras.ops gives for blobs, variables and numbers: a blob, or several.
+    """Apply a function of keras.ops to blobs, variables and numbers; return a blob, or several.
 
     Args:
-        function: of tensors.
-        arguments: of it.
-        rows: of the results; -1: those of the arguments.
+        function: takes and returns tensors.
+        arguments: its arguments.
+        rows: the number of rows of the results; -1: as many as the arguments have.
     """
     trace = tracing.current("an operation of flow")
     batched = [each for each in arguments if isinstance(each, Blob) and each.rows is not None]

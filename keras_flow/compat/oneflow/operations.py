@@ -138,12 +138,12 @@ _FORMATS = {"NCHW": "channels_first", "NHWC": "channels_last"}
 
 
 def images(function: Callable[..., Any], x: Blob, data_format: str, *others: Blob) -> Blob:
-    """What a function of images with their channels last gives for images in another order.
+    """Apply a function of images with channels last to images in either order.
 
     Not every engine computes convolutions with channels first on a CPU.
 
     Raises:
-        FlowError: another name of an order.
+        FlowError: `data_format` is no order of dims.
     """
     if data_format.upper() not in _FORMATS:
         raise FlowError(f"data_format is one of {sorted(_FORMATS)}, got {data_format!r}")

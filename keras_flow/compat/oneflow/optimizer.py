@@ -107,7 +107,7 @@ def _rmsprop(
 
 
 class Minimizer:
-    """What minimizes a job's loss, by an optimizer of Keras."""
+    """Minimizes a job's loss by an optimizer of Keras."""
 
     def __init__(self, make: Callable[[], keras.Optimizer]) -> None:
         self._make = make

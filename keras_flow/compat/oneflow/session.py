@@ -1,4 +1,4 @@
-"""What a program says of its machines and devices, and the ranks that are made of that with the first job."""
+"""The machines and devices that a program names, and the ranks that are made of them with the first job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from keras_flow.runtime.init import init
 
 @dataclass
 class Said:
-    """What a program has said of devices by type, machines and a port; and the ranks, once they are there."""
+    """The devices by type, the machines and the port that a program has named; and the ranks, once they are there."""
 
     devices: dict[str, int] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ def forget() -> None:
 
 
 def _nothing(*_: object) -> None:
-    """What only changed OneFlow's log and files."""
+    """Do nothing, for settings that only changed OneFlow's log and files."""
 
 
 config = Names(

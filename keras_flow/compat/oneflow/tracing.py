@@ -29,13 +29,13 @@ _distributions: dict[Need, FlowDistribution] = {}
 
 @dataclass(frozen=True)
 class Need:
-    """What a job needs: rows split alone, variables split too, or stages; on which ranks (none: all).
+    """The distribution that a job needs: rows alone are split, variables too, or there are stages.
 
     Attributes:
         kind: which of the three.
-        ranks: of the job.
-        hierarchy: the grid of the ranks; none: a row.
-        microbatches: of a job with stages.
+        ranks: those of the job; empty: all.
+        hierarchy: the grid of the ranks; empty: a row.
+        microbatches: how many a job with stages has.
     """
 
     kind: Literal["data", "model", "stages"] = "data"
@@ -70,7 +70,7 @@ class TraceAgain(Exception):
 
 @dataclass
 class TracedJob:
-    """What a job function has said so far.
+    """The state of a job function that is being traced: what it has said so far.
 
     Attributes:
         job: its name.
@@ -81,9 +81,9 @@ class TracedJob:
         make_optimizer: of `config.train`.
         input: of its first placeholder.
         placed: the placements that were opened.
-        names: of the layers that were called.
-        watched: values, each with what is called with it.
-        minimized: the loss, and what makes its optimizer.
+        names: names of the layers that were called.
+        watched: values, each with the function that is called with it.
+        minimized: the loss, and the function that makes its optimizer.
     """
 
     job: str

@@ -86,7 +86,7 @@ class ListNumpy:
 
 
 class Callback(Generic[T]):
-    """What a job returns that is called with a function, `job(x)(handler)`: the handler gets the result."""
+    """The result of a job that is called with a function, `job(x)(handler)`: the handler gets the result."""
 
 
 class Bundle(Generic[T]):
