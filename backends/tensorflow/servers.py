@@ -6,9 +6,7 @@ Variables are plain `tf.Variable`s on the servers, which are ranks of the chief.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +20,7 @@ from tensorflow.python.distribute.coordinator.cluster_coordinator import Cluster
 
 from keras_flow.backends.optimizer_slots import updates_by_element
 from keras_flow.backends.tensorflow import devices, tables
+from keras_flow.current import joining
 
 #: threads of a worker's executor: with fewer, the servers of one host may wait for each other without end
 _THREADS = 4
@@ -195,12 +194,7 @@ def _leave(stop: Callable[[], None]) -> None:
     stopping.start()
     stopping.join(_STOP_SECONDS)
     if stopping.is_alive():
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        error = getattr(sys, "last_value", None)  # of a program that failed, or left with a status of its own
-        status = error.code if isinstance(error, SystemExit) else None
-        os._exit(status if isinstance(status, int) else int(error is not None))
+        joining.leave_at_once()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 from keras_flow import settings
 from keras_flow.current.processes import Processes
@@ -179,11 +180,15 @@ def token() -> bytes:
 
 def leave_at_once_after_a_failure() -> None:
     """Leave at exit: an engine would wait for processes that are inside a collective with this one, and then abort."""
-    failure = getattr(sys, "last_value", None)
-    if failure is None:
-        return
+    if getattr(sys, "last_value", None) is not None:
+        leave_at_once()
+
+
+def leave_at_once() -> NoReturn:
+    """End the process with the program's exit status, without what an engine does at exit."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    code = failure.code if isinstance(failure, SystemExit) else None
-    os._exit(code if isinstance(code, int) else 1)
+    failure = getattr(sys, "last_value", None)
+    status = failure.code if isinstance(failure, SystemExit) else None
+    os._exit(status if isinstance(status, int) else int(failure is not None))

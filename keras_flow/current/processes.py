@@ -6,7 +6,6 @@ They are read here, once for all engines.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zlib
@@ -14,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from keras_flow import settings
+from keras_flow.current import tf_config
 from keras_flow.errors import FlowError
 
 #: where rank 0 listens if nothing says so; below the ports that Linux hands out by itself
@@ -195,33 +195,25 @@ def _described(
 
 
 def _of_tf_config(environment: Mapping[str, str]) -> Processes | None:
-    text = environment.get("TF_CONFIG")
-    if not text or not text.strip():
-        return None
-    legal = (
-        'legal is, for example, {"cluster": {"worker": ["host1:12345", "host2:12345"]}, '
-        '"task": {"type": "worker", "index": 0}}'
-    )
-    try:
-        config = json.loads(text)
-        cluster = dict(config.get("cluster", {}))
-        task = config.get("task", {})
-        kind, index = task.get("type", "worker"), int(task.get("index", 0))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise FlowError(f"the environment variable TF_CONFIG cannot be read ({error}): {legal}.") from None
-    if cluster.get("ps"):  # the chief runs the program alone, and workers and servers serve it (kf.ParameterServer)
+    config = tf_config.read(environment)
+    # with servers the chief runs the program alone, and workers and servers serve it (kf.ParameterServer)
+    if config is None or config.cluster.get("ps"):
         return None
     # a chief is the first worker; an evaluator is no part of the cluster that trains
-    roles = [(role, number) for role in ("chief", "worker") for number, _ in enumerate(cluster.get(role, []))]
-    addresses = [str(address) for role in ("chief", "worker") for address in cluster.get(role, [])]
-    if not task and len(roles) > 1:
-        raise FlowError(f"TF_CONFIG says of no process which of {len(roles)} it is: it has no task; {legal}.")
-    if (kind, index) not in roles:
-        workers = ", ".join(f"{role} {number}" for role, number in roles) or "none"
-        raise FlowError(f"TF_CONFIG says this process is {kind} {index}, its cluster has {workers}; {legal}.")
+    jobs = {job: config.cluster.get(job, ()) for job in ("chief", "worker")}
+    roles = [(job, number) for job, addresses in jobs.items() for number in range(len(addresses))]
+    addresses = [*jobs["chief"], *jobs["worker"]]
+    mine = (config.job or "worker", config.index)
+    if not config.has_task and len(roles) > 1:
+        raise FlowError(f"TF_CONFIG says of no process which of {len(roles)} it is: it has no task; {tf_config.LEGAL}.")
+    if mine not in roles:
+        workers = ", ".join(f"{job} {number}" for job, number in roles) or "none"
+        raise FlowError(
+            f"TF_CONFIG says this process is {mine[0]} {mine[1]}, its cluster has {workers}; {tf_config.LEGAL}."
+        )
     if any(not re.fullmatch(r".+:\d+", address) for address in addresses):
-        raise FlowError(f"TF_CONFIG has workers {addresses}, of which each must be host:port; {legal}.")
-    place = roles.index((kind, index))
+        raise FlowError(f"TF_CONFIG has workers {addresses}, of which each must be host:port; {tf_config.LEGAL}.")
+    place = roles.index(mine)
     hosts = [address.rpartition(":")[0] for address in addresses]
     return Processes(
         index=place,

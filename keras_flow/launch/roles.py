@@ -7,7 +7,6 @@ that is closed, however the chief ends.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 
 from keras_flow.backends.active import backend, checked_name
 from keras_flow.backends.engines import ENGINES, in_words
+from keras_flow.current import tf_config
 from keras_flow.errors import FlowError
 
 _EXAMPLE = (
@@ -61,16 +61,10 @@ def find(environment: Mapping[str, str] | None = None) -> Role | None:
         >>> find({"TF_CONFIG": text}).name
         'worker 1'
     """
-    environment = os.environ if environment is None else environment
-    try:
-        config = json.loads(environment.get("TF_CONFIG") or "{}")
-        cluster = {job: tuple(map(str, addresses)) for job, addresses in config.get("cluster", {}).items()}
-        task = config.get("task", {})
-        job, index = str(task.get("type", "")), int(task.get("index", 0))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise FlowError(f"TF_CONFIG cannot be read ({error}); legal is, for example, {_EXAMPLE}") from None
-    if not cluster.get("ps"):
+    config = tf_config.read(os.environ if environment is None else environment)
+    if config is None or not config.cluster.get("ps"):
         return None
+    cluster, job, index = config.cluster, config.job, config.index
     missing = [f"no {job}" for job in ("chief", "worker") if not cluster.get(job)]
     if missing:
         raise FlowError(f"TF_CONFIG names parameter servers and {' and '.join(missing)}; legal is {_EXAMPLE}")
