@@ -23,11 +23,11 @@ from keras_flow.current.creator import creator
 from keras_flow.current.distribution import ActivationLayout, Distribution
 from keras_flow.current.models import layer_paths
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
-from keras_flow.distributions import companions, models, recomputed
-from keras_flow.distributions.fallbacks import Fallbacks, first_of
+from keras_flow.distributions import companions, layout_problems, models, recomputed
+from keras_flow.distributions.fallbacks import Fallbacks
 from keras_flow.distributions.ranks import check_ranks
 from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
-from keras_flow.distributions.rules import PatternRules, Rules, matched_key, nearest, takers
+from keras_flow.distributions.rules import PatternRules, Rules, matched_key
 from keras_flow.distributions.shard import shard_of, unknown_names
 from keras_flow.distributions.zero import layouts_of_slots, why_whole, zero_of
 from keras_flow.errors import FlowError, LayoutError, LayoutFallback, warn
@@ -36,8 +36,6 @@ from keras_flow.placements import Placement
 from keras_flow.runtime import versions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from keras_flow.backends.engine_records import Capabilities
 
 
@@ -119,8 +117,7 @@ class FlowDistribution(Distribution):
         #: models whose first batch was verified; None where no verification was asked for
         self._verified: WeakSet[keras.Model] | None = WeakSet() if verify else None
         self._problems: dict[str, list[str]] = {}
-        # keys of rules that were the first match of some path: the others are errors in `check`
-        self._matched: set[str] = set()
+        self._rule_use = layout_problems.RuleUse(self.rules, self.activations, self.maps_outputs)
         self._warned: set[str] = set()
         self.fallbacks = Fallbacks()
         self._entered = False
@@ -159,7 +156,7 @@ class FlowDistribution(Distribution):
             match = self.rules.match(path)
         if match is None:
             return None
-        self._matched.add(match.key)
+        self._rule_use.matched.add(match.key)
         try:
             return ActivationLayout(sbp.nd_sbp(match.spec, self.placement.axis_names), path)
         except FlowError as error:
@@ -235,7 +232,7 @@ class FlowDistribution(Distribution):
                 match = self.rules.match(path)
                 if match is None:
                     return self._held(broadcast, "default", path)
-                self._matched.add(match.key)
+                self._rule_use.matched.add(match.key)
                 spec, source = match.spec, f"rule '{match.key}'"
             unpacked = companions.unpacked_shape(layer, path, shape)
             try:
@@ -369,13 +366,19 @@ class FlowDistribution(Distribution):
         """
         self.fallbacks.say()
         paths = [variable.path for variable in model.variables if not is_seed(variable.path)]
-        problems = self._problems_of(paths)
+        problems = layout_problems.of_model(self._problems, self.rules, paths)
         layers = layer_paths(model)
-        unmatched = self._unmatched(layers, paths)
-        # a map of which nothing at all matches is that of another model, and stays an error
-        if self.rules.may_be_unmatched and not self.strict and self._matched:
-            unmatched = self._without_idle(unmatched, layers, paths)
-        problems += [self._unmatched_text(key, layers, paths) for key in unmatched]
+        unmatched = self._rule_use.unmatched(layers, paths)
+        # Keras ignores keys of a LayoutMap that match nothing, and KerasHub's maps have some, for layers that not all
+        # variants of a model have. A map of which nothing at all matches is that of another model, and stays an error
+        if self.rules.may_be_unmatched and not self.strict and self._rule_use.matched:
+            idle = self._rule_use.idle(unmatched, layers, paths)
+            unmatched = [key for key in unmatched if key not in idle]
+            text = f"the LayoutMap's keys {idle} match no variable of the model, so nothing is split by them"
+            if idle and text not in self._warned:
+                self._warned.add(text)
+                warn(f"{text} (strict=True makes this an error)")
+        problems += [self._rule_use.why_unmatched(key, layers, paths) for key in unmatched]
         problems += [text for layer in model._flatten_layers() for text in unknown_names(layer)]
         problems += self._recomputed.check(model)
         if problems:  # they stay recorded, as the next call must not train without the rules either
@@ -385,69 +388,9 @@ class FlowDistribution(Distribution):
                 + f"\nPaths are those of `variable.path`; {self.rules.matching}."
             )
 
-    def _problems_of(self, paths: Sequence[str]) -> list[str]:
-        """The recorded problems of a model with these variables; those of one rule that are alike are one."""
-        alike: dict[tuple[str | None, str], list[str]] = {}
-        for path, texts in self._problems.items():
-            for text in texts if self._belongs(path, paths) else ():
-                known = text.startswith(f"{path}: ")
-                key = matched_key(self.rules, path), text.removeprefix(f"{path}: ")
-                alike.setdefault(key, []).append(path if known else "")
-        return [f"{first_of(of)}: {text}" if of[0] else text for (_, text), of in alike.items()]
-
-    @staticmethod
-    def _belongs(path: str, paths: Sequence[str]) -> bool:
-        """Whether a recorded problem belongs to the model with these variables; one of an output may be any model's."""
-        return path in paths or path.endswith("/output")
-
     def blocks_of(self, model: keras.Model) -> list[keras.Layer]:
         """The layers of a model that are computed again in the backward pass."""
         return self._recomputed.layers_of(model)
-
-    def _unmatched(self, layers: Iterable[str], paths: Iterable[str]) -> list[str]:
-        """Keys of rules that are not the first match of any path."""
-        for path in paths:
-            # variables that exist already were not looked up by this distribution
-            match = matched_key(self.rules, path)
-            if match:
-                self._matched.add(match)
-        for path in layers:
-            match = matched_key(self.activations, path)
-            if match:
-                self._matched.add(match)
-            if self.maps_outputs:
-                match = matched_key(self.rules, path + "/output")
-                if match:
-                    self._matched.add(match)
-        return [key for key in (*self.rules.keys, *self.activations.keys) if key not in self._matched]
-
-    def _without_idle(self, unmatched: Sequence[str], layers: Sequence[str], paths: Sequence[str]) -> list[str]:
-        """Leave out the keys of a LayoutMap that match no path of this model, and warn of them once.
-
-        Keras ignores such keys, and KerasHub's maps have some: for layers that not all variants of a model have.
-        """
-        outputs = [path + "/output" for path in layers]
-        idle = [key for key in unmatched if key in self.rules.keys and not takers(self.rules, key, [*paths, *outputs])]
-        text = f"the LayoutMap's keys {idle} match no variable of the model, so nothing is split by them"
-        if idle and text not in self._warned:
-            self._warned.add(text)
-            warn(f"{text} (strict=True makes this an error)")
-        return [key for key in unmatched if key not in idle]
-
-    def _unmatched_text(self, key: str, layers: Sequence[str], paths: Sequence[str]) -> str:
-        """Why a rule is not used: other rules match all its paths first, or it matches no path."""
-        outputs = [path + "/output" for path in layers] if self.maps_outputs else []
-        for rules, candidates in ((self.rules, [*paths, *outputs]), (self.activations, layers)):
-            shadowed = takers(rules, key, candidates) if key in rules.keys else {}
-            if shadowed:
-                path, taker = next(iter(shadowed.items()))
-                more = f" (and {len(shadowed) - 1} more that it matches)" if len(shadowed) > 1 else ""
-                return (
-                    f"rule '{key}' is never used: rule '{taker}' comes before it and takes {path!r}{more}; "
-                    f"{rules.shadowed_advice}"
-                )
-        near = ", ".join(repr(path) for path in nearest(key, paths))
-        return f"rule '{key}' matched no variable; the nearest paths are {near or 'none'}"
 
     @property
     def has_problems(self) -> bool:
@@ -456,19 +399,6 @@ class FlowDistribution(Distribution):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.placement}, batch_axes={list(self.batch_axes)})"
-
-
-def require_placement(placement: object, who: str) -> None:
-    """Refuse what is no placement.
-
-    Raises:
-        FlowError: it is a number, a list, or a placement of another library.
-    """
-    if not isinstance(placement, Placement):
-        count = placement if isinstance(placement, int) else 4
-        raise FlowError(
-            f"kf.{who} takes a kf.Placement, got {placement!r}; for example kf.{who}(kf.Placement(range({count})))"
-        )
 
 
 def _is_gathered(layer: keras.Layer | None, capabilities: Capabilities) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a job has the ranks of a placement."""
+"""Checks of a placement: whether it is one, and whether a job has its ranks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ from keras_flow.placements import Placement
 if TYPE_CHECKING:
     from keras_flow.backends.interface import Backend
     from keras_flow.current.world import World
+
+
+def require_placement(placement: object, who: str) -> None:
+    """Refuse what is no placement.
+
+    Raises:
+        FlowError: it is a number, a list, or a placement of another library.
+    """
+    if not isinstance(placement, Placement):
+        count = placement if isinstance(placement, int) else 4
+        raise FlowError(
+            f"kf.{who} takes a kf.Placement, got {placement!r}; for example kf.{who}(kf.Placement(range({count})))"
+        )
 
 
 def check_ranks(placement: Placement, world: World, engine: Backend, is_of_all_processes: bool) -> None:

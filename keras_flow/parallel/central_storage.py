@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras_flow.backends.active import backend
 from keras_flow.current import dry_run
-from keras_flow.distributions.distribution import require_placement
+from keras_flow.distributions.ranks import require_placement
 from keras_flow.errors import FlowError
 from keras_flow.parallel.pipeline_parallel import PipelineParallel, Ranks
 from keras_flow.placements import Placement

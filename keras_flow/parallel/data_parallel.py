@@ -9,7 +9,7 @@ import keras
 from keras_flow.backends.active import backend
 from keras_flow.backends.keras_distribution import placement_of
 from keras_flow.current import dry_run
-from keras_flow.distributions.distribution import require_placement
+from keras_flow.distributions.ranks import require_placement
 from keras_flow.errors import FlowError
 from keras_flow.parallel.tools import ExplainedDistribution
 from keras_flow.placements import Placement

@@ -9,7 +9,7 @@ import keras
 
 from keras_flow import sbp
 from keras_flow.backends.keras_distribution import placement_of
-from keras_flow.distributions.distribution import require_placement
+from keras_flow.distributions.ranks import require_placement
 from keras_flow.distributions.rules import LayoutMapRules, PatternRules
 from keras_flow.errors import FlowError, warn
 from keras_flow.parallel.tools import ExplainedDistribution

@@ -18,7 +18,8 @@ from keras_flow.current import dry_run
 from keras_flow.current.creator import creator
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.distributions import models
-from keras_flow.distributions.distribution import FlowDistribution, require_placement
+from keras_flow.distributions.distribution import FlowDistribution
+from keras_flow.distributions.ranks import require_placement
 from keras_flow.distributions.rules import PatternRules
 from keras_flow.errors import FlowError
 from keras_flow.layout import Layout
