@@ -17,7 +17,8 @@ from keras_flow.current.processes import find
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
-    from keras_flow.backends.interface import Backend, TensorEngine
+    from keras_flow.backends.interface import Backend
+    from keras_flow.backends.tensor_engine import TensorEngine
 
 
 def backend() -> Backend:

@@ -29,7 +29,7 @@ class Engine:
         module: the module that Python imports.
         extra: what pip installs to have it with keras_flow.
         drives_all_ranks: one process drives every rank of a host; otherwise each rank is a process of its own.
-        trains: whether it has `interface.Backend`; otherwise `interface.TensorEngine` only.
+        trains: whether it is an `interface.Backend`; otherwise it is a `tensor_engine.TensorEngine` only.
         lost_neighbour: words in an error of this engine by which a rank says that another one is gone, so that the
             launcher does not take it for the cause. (Words of the operating system are the launcher's own.)
         rejoins: processes that are stuck in a collective can leave it and form their group anew, so that workers of a

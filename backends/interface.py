@@ -1,4 +1,7 @@
-"""The interface of an engine. Everything outside `backends/` is written against this file.
+"""The interface of an engine. Everything outside `backends/` is written against it.
+
+Its parts are `collective_engine.py` (`kf.comm`), `tensor_engine.py` (global tensors), `pipeline_engine.py` (models in
+stages) and this file (all else that training needs).
 
 The three implementations have the same files: `devices`, `layouts`, `boxing`, `collectives`, `tensors`, `variables`,
 `creation`, `random`, `data`, `trainer`, `replica`, `layers`, `hooks`, `privates`, `probes`, `capabilities`. What
@@ -13,22 +16,22 @@ imports each name below from the file that has it, so that a search finds every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from keras_flow.backends.collective_engine import CollectiveEngine
 from keras_flow.backends.engine_records import Capabilities, RandomPart, Replica, TraceEvent
+from keras_flow.backends.pipeline_engine import PipelineEngine
+from keras_flow.backends.tensor_engine import TensorEngine
 from keras_flow.current.world import World as World
 
 if TYPE_CHECKING:
     import keras
 
     from keras_flow.backends.hooking import Hook
-    from keras_flow.boxing.spec import BoxingPlan
     from keras_flow.current.distribution import Distribution
     from keras_flow.current.keras_places import Private
     from keras_flow.current.variable_layout import KerasLayout
@@ -36,107 +39,7 @@ if TYPE_CHECKING:
     from keras_flow.sbp import NdSbp
 
 
-class StageProgram(Protocol):
-    """A stage of a pipeline, as an engine computes it."""
-
-    def run(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any]:
-        """Compute the stage without gradients; what the function returns."""
-        ...
-
-    def forward(self, weights: Sequence[Any], tensors: Sequence[Any], others: Any) -> tuple[list[Any], Any, Any]:
-        """Compute the stage; also what its backward pass needs."""
-        ...
-
-    def backward(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], list[Any]]:
-        """Gradients by the weights, and by the tensors that were received.
-
-        Args:
-            held: what `forward` returned.
-            from_next: gradients by the tensors sent, from the stage that got them; None where it has none.
-            scale: the gradient by the sum of the stage's losses.
-        """
-        ...
-
-    def backward_inputs(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], Any]:
-        """The first part of `backward`: gradients by the tensors that were received, and what the second part needs."""
-        ...
-
-    def backward_weights(self, later: Any) -> list[Any]:
-        """The second part: gradients by the weights, once."""
-        ...
-
-
-class TensorEngine(CollectiveEngine, Protocol):
-    """The part of an engine that global tensors and `kf.comm` use; numpy, the reference, has no more than this.
-
-    Attributes:
-        name: Keras's name of the backend.
-    """
-
-    name: str
-
-    # ---- devices.py
-    def init(self, devices: int | None, type: str | None) -> World:
-        """Make `devices` ranks (virtual CPU devices where the engine has them), or take the real ones."""
-        ...
-
-    def simulate(self, devices: int) -> World:
-        """Make `devices` ranks on the CPU in this process: virtual devices, or ranks that are played by it."""
-        ...
-
-    def world(self) -> World:
-        """The ranks as they are now. Initialises the engine with its defaults when `init` was not called."""
-        ...
-
-    # ---- boxing.py
-    def redistribute(self, plan: BoxingPlan, shards: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Run a boxing plan on the engine's arrays, rank -> shard, for the ranks that this process drives.
-
-        Ranks receive the bytes that the plan says, and no padding.
-        """
-        ...
-
-    # ---- tensors.py
-    def agree_on(self, facts: Mapping[int, Any]) -> dict[int, Any]:
-        """Facts by rank, of this process's ranks, together with those of all other processes; a collective."""
-        ...
-
-    def put(self, value: np.ndarray, rank: int) -> Any:
-        """The engine's array with this value, on the device of a rank of this process."""
-        ...
-
-    def as_numpy(self, value: Any) -> np.ndarray:
-        """The value of an engine's array."""
-        ...
-
-    def on_rank(self, rank: int) -> AbstractContextManager[object]:
-        """Inside, operators compute on the device of `rank`."""
-        ...
-
-    def vjp(self, function: Callable[..., Any], values: Sequence[Any]) -> tuple[list[Any], Callable[..., list[Any]]]:
-        """Results of `function(*values)`, which returns a list, and the function that takes cotangents back.
-
-        The latter takes one cotangent for each result and returns one for each value.
-
-        Raises:
-            FlowError: the engine has no gradients.
-        """
-        ...
-
-    def to_engine(self, layout: Layout, shards: Mapping[int, Any]) -> Any:
-        """The engine's own distributed array of these shards, not copied.
-
-        Raises:
-            FlowError: it cannot hold the layout.
-        """
-        ...
-
-    def from_engine(self, value: Any) -> tuple[Layout, dict[int, Any]] | None:
-        """Layout and shards of the engine's own distributed array; None where it is none."""
-        ...
-
-
-class Backend(TensorEngine, Protocol):
+class Backend(TensorEngine, PipelineEngine, Protocol):
     """One engine that trains. `keras_flow.backends.active.backend()` returns that of the active Keras backend.
 
     Attributes:
@@ -256,124 +159,6 @@ class Backend(TensorEngine, Protocol):
 
     def double_precision(self) -> AbstractContextManager[object]:
         """Inside, the engine computes in float64 where it is asked to."""
-        ...
-
-    # ---- stages.py
-    def stage_program(
-        self, function: Callable[..., Any], rank: int, compiled: bool, split: Distribution | None = None
-    ) -> StageProgram:
-        """Return the program that computes a stage of a pipeline, and its gradients, on a rank.
-
-        Args:
-            function: of weights, tensors and others; returns what has gradients, the sum of the losses last, and all
-                else.
-            rank: its device computes.
-            compiled: whether to compile, where the engine does.
-            split: lays tensors over the ranks that compute the stage together; None where `rank` computes it alone.
-        """
-        ...
-
-    def compiled(self, function: Callable[..., Any], rank: int, is_compiled: bool) -> Callable[..., Any]:
-        """A function of values that is computed on the device of a rank, without gradients."""
-        ...
-
-    def on(self, rank: int, structure: Any, split: Distribution | None = None) -> Any:
-        """A structure of tensors, of numbers too, on the device of a rank of this process.
-
-        Args:
-            rank: whose device.
-            structure: of tensors.
-            split: what lays tensors over the rank and others; they keep their layout, on these ranks.
-        """
-        ...
-
-    def add(self, total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
-        """The sums of gradients, one by one; None for those that there are not."""
-        ...
-
-    def read(self, variable: keras.Variable) -> Any:
-        """The value of a variable, where it is."""
-        ...
-
-    def write(self, variable: keras.Variable, value: Any) -> None:
-        """Give a variable a value that was computed on its device."""
-        ...
-
-    def apply_gradients(
-        self, optimizer: Any, parts: Sequence[tuple[int, list[keras.Variable], list[Any]]], is_compiled: bool
-    ) -> None:
-        """Update weights that are on several ranks, in one step of the optimizer.
-
-        Args:
-            optimizer: whose slots lie where their variables do.
-            parts: of each rank of this process the weights, and a gradient for each.
-            is_compiled: whether to compile, where the engine does.
-        """
-        ...
-
-    def step_function(self, model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
-        """Return the function that Keras's loop of this engine calls.
-
-        Args:
-            model: the model that is trained, evaluated or asked for predictions.
-            name: `"train"`, `"test"` or `"predict"`.
-            step: takes a batch; returns logs, or outputs.
-        """
-        ...
-
-    def send_tensors(
-        self, tensors: Any, pair: tuple[int, int], tag: int, told: dict[object, Any], key: object
-    ) -> Callable[[], None]:
-        """Begin to send a list of tensors, or lists of them, to a rank of another process; returns what waits.
-
-        Args:
-            tensors: some may be None.
-            pair: who sends them, and who gets them.
-            tag: tells messages apart that are on their way between two ranks.
-            told: the keys whose shapes were told; an own one for those that are received.
-            key: messages of one key have the same shapes, which are told with the first.
-        """
-        ...
-
-    def receive_tensors(
-        self, pair: tuple[int, int], tag: int, told: dict[object, Any], key: object, split: Distribution | None = None
-    ) -> Callable[[], Any]:
-        """Begin to receive what a rank of another process sends; returns what waits for it and gives it.
-
-        `split`: what lays tensors over the rank and others, each of which gets its part of what is split.
-        """
-        ...
-
-    def sum_over_processes(self, value: Any) -> Any:
-        """The sum of a scalar over all processes, in each."""
-        ...
-
-    def sum_over_ranks(
-        self,
-        ranks: tuple[int, ...],
-        given: Sequence[list[Any]],
-        weights: Sequence[keras.Variable],
-        split: Distribution | None = None,
-    ) -> Callable[[], list[Any]]:
-        """Begin to sum the gradients of a stage over its ranks; returns what waits for the sums.
-
-        Args:
-            ranks: those of the stage.
-            given: of each of them that this process drives its gradients, None for those that there are not.
-            weights: whose they are.
-            split: what lays them over a rank and others, where ranks compute a lane together.
-        """
-        ...
-
-    def from_process_of(self, rank: int, value: Any, is_like: bool, ranks: tuple[int, ...] | None = None) -> Any:
-        """A structure of tensors of the process that drives a rank, in all processes.
-
-        Args:
-            rank: who has it.
-            value: it; elsewhere tensors of the same shapes where `is_like`, otherwise whatever.
-            is_like: whether all processes know the shapes.
-            ranks: those whose processes get it; None for all.
-        """
         ...
 
     # ---- replica.py

@@ -117,7 +117,7 @@ def on(rank: int, structure: Any, split: Distribution | None = None) -> Any:
 
 
 def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
-    """The sums of gradients, one by one; None for those that there are not."""
+    """Add gradients one by one; None where there is neither summand."""
     pairs = [(one, other) for one, other in zip(total, more, strict=True) if one is not None and other is not None]
     sums = iter(_added(*map(list, zip(*pairs, strict=True)))) if pairs else iter(())
     return [
@@ -126,12 +126,12 @@ def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
 
 
 def read(variable: keras.Variable) -> jax.Array:
-    """The value of a variable, where it is."""
+    """Return the value of a variable, on the device where it is."""
     return variable._value
 
 
 def write(variable: keras.Variable, value: jax.Array) -> None:
-    """Give a variable a value that was computed on its devices."""
+    """Assign to a variable a value that was computed on its devices."""
     layout = keras_layout(variable) if isinstance(value.sharding, NamedSharding) else None
     # a program of several ranks lays what it returns as XLA likes
     variable._value = value if layout is None else jax.device_put(value, layout.backend_layout)

@@ -62,7 +62,7 @@ def sum_over_ranks(
 
 
 def from_process_of(rank: int, value: Any, is_like: bool, ranks: tuple[int, ...] | None = None) -> Any:
-    """A structure of tensors of the process that drives a rank, in all: down a binomial tree from it."""
+    """Broadcast a structure of tensors from the process that drives a rank, down a binomial tree."""
     members, world = _members(ranks), backend().world()
     first = next(place for place, each in enumerate(members) if world.process_of(each) == world.process_of(rank))
     members = [*members[first:], *members[:first]]

@@ -1,6 +1,6 @@
 """numpy, the reference: all ranks in this process, as arrays; gradients by central differences. It trains nothing.
 
-This module is the engine: it has the names of `keras_flow.backends.interface.TensorEngine`.
+This module is the engine: it has the names of `keras_flow.backends.tensor_engine.TensorEngine`.
 """
 
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ from keras_flow.backends.numpy.tensors import vjp as vjp
 
 if TYPE_CHECKING:
     from keras_flow.backends import numpy
-    from keras_flow.backends.interface import TensorEngine
+    from keras_flow.backends.tensor_engine import TensorEngine
 
     _: TensorEngine = numpy  # a type checker compares the module with the interface
 

@@ -106,7 +106,7 @@ def _here(leaf: Any) -> Any:
 
 
 def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
-    """The sums of gradients, one by one; None for those that there are not."""
+    """Add gradients one by one; None where there is neither summand."""
     sums = []
     for one, other in zip(total, more, strict=True):
         with tf.device(None if one is None else one.device):

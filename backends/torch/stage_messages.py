@@ -66,9 +66,9 @@ def receive_tensors(
 
 
 def from_process_of(rank: int, value: Any, is_like: bool, ranks: tuple[int, ...] | None = None) -> Any:
-    """A structure of tensors of the process that drives a rank, in all processes.
+    """Broadcast a structure of tensors from the process that drives a rank to all processes.
 
-    Of a DTensor the processes of `ranks` have pieces of the same place.
+    A DTensor has pieces of the same place in the processes of `ranks`.
     """
     mine, group = layouts.this_rank() == rank, None if ranks is None else process_group(ranks)
     if not is_like:

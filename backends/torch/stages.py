@@ -156,7 +156,7 @@ def on(rank: int, structure: Any, split: Distribution | None = None) -> Any:
 
 
 def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
-    """The sums of gradients, one by one; None for those that there are not."""
+    """Add gradients one by one; None where there is neither summand."""
     return [
         other if one is None else one if other is None else _added(one, other)
         for one, other in zip(total, more, strict=True)
@@ -210,7 +210,7 @@ def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> 
 
 
 def sum_over_processes(value: Any) -> Any:
-    """The sum of a scalar over all processes, in each."""
+    """Return the sum of a scalar over all processes, in each of them."""
     total = core.convert_to_tensor(value, dtype="float32").detach().clone()
     if torch_distributed.is_initialized():
         torch_distributed.all_reduce(total)
