@@ -144,6 +144,8 @@ class Capabilities:
         traffic: what a step communicates beyond what the layouts need.
         memory: what a step holds beyond variables, gradients and outputs.
         environment: environment variables that the engine's folder sets in its own process -> why.
+        long_first_step: why the first step of a `fit` takes longer than the next ones; empty where it does not.
+        long_without_jit: the same where Keras does not compile steps; empty where that is no reason.
     """
 
     drives_all_ranks: bool
@@ -159,6 +161,8 @@ class Capabilities:
     traffic: StepTraffic = field(default_factory=StepTraffic)
     memory: StepMemory = field(default_factory=StepMemory)
     environment: Mapping[str, str] = field(default_factory=dict)
+    long_first_step: str = ""
+    long_without_jit: str = ""
 
     def keeps_split(self, plan: BatchPlan, mirrored_view: bool) -> bool:
         """Whether the rows of a batch stay split over the data ranks."""

@@ -16,6 +16,7 @@ from keras_flow.backends import (
     built_late,
     copies,
     dry_run_hooks,
+    first_step,
     hub_models,
     layer_losses,
     rematerialized,
@@ -113,7 +114,7 @@ def _entered(
         _check(model, distribution)
     if name == "fit":
         args, kwargs = distribution.verified(model, original, args, kwargs)
-    with loops.within(loops.Loop(model, name, given)):
+    with loops.within(loops.Loop(model, name, given)), first_step.watched(model) if name == "fit" else nullcontext():
         try:
             if distribution.has_one_rank and model.built:
                 with _keras_alone(distribution):
@@ -392,6 +393,6 @@ def hooks() -> Sequence[Hook]:
     return (
         *declared(backups),
         *hub_models.hooks(_entry),
-        *declared(exporting, weights_files, dry_run_hooks, rematerialized, layer_losses, built_late),
+        *declared(exporting, weights_files, dry_run_hooks, rematerialized, layer_losses, built_late, first_step),
         *declared(sys.modules[__name__]),
     )

@@ -13,4 +13,6 @@ capabilities = Capabilities(
     traffic=StepTraffic(adds_before_summing=False, batch_statistics_vectors=(3, 1)),  # XLA on CPU never scatters a sum
     memory=StepMemory({"gelu": 2, "silu": 2}, max_pool_gradient_bytes=4, reduces_out_of_place=True),
     environment={"NPROC": "threads of XLA's CPU pool: each virtual device needs its own inside a collective"},
+    long_first_step="JAX compiles it; the next steps are faster.",
+    long_without_jit="JAX compiles each operation by itself",
 )

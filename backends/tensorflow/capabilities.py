@@ -41,4 +41,5 @@ capabilities = Capabilities(
             "DTensor's all-to-all exchanges parts in the order of devices, not of the mesh; a gather is right"
         ),
     },
+    long_first_step="TensorFlow traces and compiles it; the next steps are faster.",
 )

@@ -233,7 +233,6 @@ def private(module: str, name: str, why: str) -> Any:
 WRAPPED_LATER = (
     Private("keras.callbacks.CallbackList", "on_train_begin", "kf.callbacks.Checkpoint"),
     Private("keras:EpochIterator", "_enumerate_iterator", "kf.callbacks.Checkpoint"),
-    Private("keras.callbacks.CallbackList", "on_train_batch_end", "kf.on_preemption"),
 )
 
 

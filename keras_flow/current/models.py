@@ -68,8 +68,8 @@ def awaits_variables(model: keras.Layer, *args: object, **kwargs: object) -> Dis
 
 
 def laid(model: keras.Model) -> None:
-    """Forget the scope that a model, and those inside it, were made in: its variables tell."""
-    if model in _made_under:
+    """Forget the scope that a model, and those inside it, were made in: its variables tell, where it has any."""
+    if model in _made_under and any(keras_layout(variable) is not None for variable in model.variables):
         for layer in model._flatten_layers():
             _made_under.pop(layer, None)
 

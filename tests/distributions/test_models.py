@@ -46,6 +46,14 @@ def single() -> tuple[list[float], list[np.ndarray]]:
     return programs.fit(model) + programs.fit(model), model.get_weights()
 
 
+def test_a_model_without_weights_remembers_its_scope_each_time() -> None:
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Rescaling(2.0)])
+    rows = np.ones((8, 4), "float32")
+    for _ in range(2):
+        np.testing.assert_array_equal(model.predict(rows, verbose=0), 2 * rows)
+
+
 def close(losses: list[float], model: keras.Model, single: tuple[list[float], list[np.ndarray]]) -> None:
     assert losses == pytest.approx(single[0][-len(losses) :], rel=1e-5)
     for a, b in zip(model.get_weights(), single[1], strict=True):
