@@ -193,7 +193,7 @@ def test_no_branch_on_the_name_of_a_backend_outside_backends() -> None:
 
 #: packages and modules from the lowest to the highest; what stands in one line may not import each other
 ORDER = (
-    ("errors", "units", "philox", "progress", "atomic", "layout_names"),
+    ("errors", "units", "philox", "progress", "atomic", "layout_names", "near_names"),
     ("permutation", "settings"),
     ("pictures",),
     ("schedules",),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_flow import near_names
 from keras_flow.backends import random_states
 from keras_flow.backends.active import backend
 from keras_flow.backends.rendezvous import agreement, meeting
@@ -187,7 +188,7 @@ def _differences(
     for name in sorted(variables, key=lambda name: "@" in name):
         if name not in pairs:
             left = [other for other in there if other not in used]
-            found[name] = f"{name!r} is not in the {here}{names.nearest(name, left)}"
+            found[name] = f"{name!r} is not in the {here}{_near(name, left)}"
             continue
         tensor, shape = reader.manifest.tensors[pairs[name]], tuple(variables[name].shape)
         if tensor.shape != shape:
@@ -195,5 +196,11 @@ def _differences(
     missing = [name for name in variables if name not in pairs]
     for name in there:
         if name not in used and name not in found:
-            found[name] = f"{name!r} is in the {here} and not in the model{names.nearest(name, missing)}"
+            found[name] = f"{name!r} is in the {here} and not in the model{_near(name, missing)}"
     return found
+
+
+def _near(name: str, others: Sequence[str]) -> str:
+    """A hint at the names that may be meant by one that the other side does not have."""
+    near = near_names.nearest(name, others, 2)
+    return f" (nearest: {', '.join(map(repr, near))})" if near else ""

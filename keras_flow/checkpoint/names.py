@@ -10,7 +10,6 @@ Paths that are taken get `#2`, `#3`, in the order in which the variables were ma
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -198,9 +197,3 @@ def _renamed(name: str, rename: Mapping[str, str]) -> str:
         if name == old or name.startswith((f"{old}/", f"{old}@")):
             return new + name[len(old) :]
     return name
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint at the names that are most like one."""
-    close = difflib.get_close_matches(name, list(names), 2)
-    return f" (nearest: {', '.join(map(repr, close))})" if close else ""

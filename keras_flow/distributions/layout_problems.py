@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from keras_flow import near_names
 from keras_flow.distributions.fallbacks import first_of
-from keras_flow.distributions.rules import Rules, matched_key, nearest, takers
+from keras_flow.distributions.rules import Rules, matched_key, takers
 
 
 def of_model(problems: Mapping[str, Sequence[str]], rules: Rules, paths: Sequence[str]) -> list[str]:
@@ -72,8 +73,9 @@ class RuleUse:
                     f"rule '{key}' is never used: rule '{taker}' comes before it and takes {path!r}{more}; "
                     f"{rules.shadowed_advice}"
                 )
-        near = ", ".join(repr(path) for path in nearest(key, paths))
-        return f"rule '{key}' matched no variable; the nearest paths are {near or 'none'}"
+        if key in self._rules.keys:
+            return f"rule '{key}' matched no variable; {near_names.or_examples(key, paths)}"
+        return f"activations '{key}' matched no layer; {near_names.or_examples(key, layers)}"
 
     def _candidates(self, layers: Sequence[str], paths: Sequence[str]) -> list[str]:
         """The paths that keys of `rules` may match."""

@@ -14,8 +14,8 @@ from weakref import WeakSet
 
 import keras
 
+from keras_flow import near_names
 from keras_flow.current import models
-from keras_flow.distributions.rules import nearest
 from keras_flow.errors import FlowError
 
 BLOCKS = "block"
@@ -96,8 +96,7 @@ def layers_of(model: keras.Model, remat: str | Sequence[str]) -> tuple[list[Any]
     paths = {id(layer): layer.path or layer.name for layer in inner}
     found = [layer for layer in inner if any(re.search(pattern, paths[id(layer)]) for pattern in remat)]
     unmatched = {
-        pattern: f"remat: {pattern!r} matched no layer; the nearest paths are "
-        + ", ".join(map(repr, nearest(pattern, list(paths.values()))))
+        pattern: f"remat: {pattern!r} matched no layer; {near_names.or_examples(pattern, list(paths.values()))}"
         for pattern in remat
         if not any(re.search(pattern, path) for path in paths.values())
     }

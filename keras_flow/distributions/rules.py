@@ -6,7 +6,6 @@ them find out, for error messages, why a rule is never used and which paths are 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -184,24 +183,3 @@ def takers(rules: Rules, key: str, paths: Iterable[str]) -> dict[str, str]:
     """
     rule_of = {path: matched_key(rules, path) for path in paths if rules.finds(key, path)}
     return {path: taker for path, taker in rule_of.items() if taker is not None and taker != key}
-
-
-def nearest(key: str, paths: Iterable[str], count: int = 3) -> list[str]:
-    """The paths most like a pattern that matched no path, best first."""
-    # the letters of the pattern, as `SequenceMatcher` knows no regular expressions
-    plain = re.sub(r"[\\^$.*+?()\[\]{}|]", "", key)
-    scored = sorted(
-        ((max(_likeness(plain, path), _likeness(plain, path.rpartition("/")[0])), path) for path in set(paths)),
-        reverse=True,
-    )
-    return [path for _, path in scored[:count]]
-
-
-def _likeness(text: str, path: str) -> float:
-    """How alike a text and a path are, 0 to 2.
-
-    Half of it is the share of the text that is in the path, so that a long path is not unlike for its length.
-    """
-    matcher = difflib.SequenceMatcher(None, text, path, autojunk=False)
-    common = sum(block.size for block in matcher.get_matching_blocks())
-    return matcher.ratio() + common / max(1, len(text))

@@ -64,4 +64,5 @@ def test_a_slow_step_later_is_not_spoken_of(backend: str, on_ranks: Any) -> None
 
 def test_layers_that_keep_keras_from_compiling_are_named(on_ranks: Any) -> None:
     said, _ = on_ranks("jax")(_said, 0, True)
-    assert said.startswith(f"{SAID} JAX compiles each operation by itself: Keras does not jit-compile a model with zoom.")
+    reason = "JAX compiles each operation by itself: Keras does not jit-compile a model with zoom."
+    assert said.startswith(f"{SAID} {reason} ")

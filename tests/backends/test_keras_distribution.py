@@ -97,7 +97,7 @@ def test_a_program_may_ask_before_kf_init(tmp_path) -> None:
         programs.start(["-m", "keras_flow.cli.app", "launch", "--devices", "2", str(script)], "torch"), 200
     )
     assert code == 0, err
-    assert "rule 'hidden/kernel' matched no variable; the nearest paths are 'sequential/hidden/kernel'" in out
+    assert "rule 'hidden/kernel' matched no variable; the nearest path is 'sequential/hidden/kernel'" in out
     assert "a key of a LayoutMap must match a path whole, as in Keras: '.*hidden/kernel' where" in out
 
 

@@ -75,8 +75,13 @@ def test_unknown_strategy_statistics_and_axes() -> None:
 def test_a_rule_that_matches_nothing_names_the_nearest_paths() -> None:
     text = problem("S(1)", "hiden/kernel")
     assert text.startswith("1 layout problem in model 'model':\n")
-    assert "rule 'hiden/kernel' matched no variable; the nearest paths are 'model/hidden/kernel', " in text
+    assert "rule 'hiden/kernel' matched no variable; the nearest path is 'model/hidden/kernel'\n" in text
     assert "rules are regular expressions searched in them, first match wins" in text
+
+
+def test_a_rule_like_no_path_shows_some_as_examples() -> None:
+    text = problem("S(1)", "conv2d/kernel")
+    assert "rule 'conv2d/kernel' matched no variable; no path is like it; there are, for example, 'model/" in text
 
 
 def test_a_rule_that_an_earlier_one_shadows_names_it() -> None:
@@ -212,8 +217,8 @@ def test_activations() -> None:
         with pytest.raises(kf.LayoutError, match=r"1 layout problem .*\n.* output of '.*hidden': split\(2\)"):
             programs.build().predict(programs.rows()[0], verbose=0)
     keras.utils.clear_session()
-    with kf.ModelParallel(programs.TENSOR, activations={"nowhere": "S(1)"}).scope():
-        with pytest.raises(kf.LayoutError, match="rule 'nowhere' matched no "):
+    with kf.ModelParallel(programs.TENSOR, activations={"hiden": "S(1)"}).scope():
+        with pytest.raises(kf.LayoutError, match="activations 'hiden' matched no layer; the nearest path is '"):
             programs.fit(programs.build())
 
 

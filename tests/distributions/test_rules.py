@@ -8,7 +8,7 @@ import keras
 import pytest
 
 import keras_flow as kf
-from keras_flow.distributions.rules import LayoutMapRules, PatternRules, nearest, takers
+from keras_flow.distributions.rules import LayoutMapRules, PatternRules, takers
 from keras_flow.sbp import of_axes
 from tests.distributions import programs
 
@@ -151,13 +151,6 @@ def test_takers_are_the_rules_that_match_before() -> None:
     both = LayoutMapRules(layout_map(**{"a/alone": (), ".*alone": (), ".*bias": (), "a/hidden.*": ()}))
     assert takers(both, ".*alone", paths) == {"a/alone": "a/alone"}
     assert takers(both, ".*bias", paths) == {}, "two keys that match alike are a problem of their own"
-
-
-def test_nearest_paths() -> None:
-    paths = ["encoder/block/hidden/kernel", "encoder/block/hidden/bias", "logits/kernel", "embedding/embeddings"]
-    assert nearest(r".*hiden.*kernel$", paths)[0] == "encoder/block/hidden/kernel"
-    assert nearest("logit/kernel", paths, 1) == ["logits/kernel"]
-    assert nearest("x", []) == []
 
 
 def test_an_axis_over_which_nothing_is_split_is_said_once() -> None:

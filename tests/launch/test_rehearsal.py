@@ -66,7 +66,7 @@ def test_what_is_found_and_what_is_left_to_the_ranks(tmp_path: Path) -> None:
     said = dict(part.split("\n", 1) for part in out.split("== ")[1:])
     where = f'Found before any rank was started, at:\n  File "{script}", line'
     for name, kind, text in (
-        ("nothing", "LayoutError", "rule 'hiden/kernel' matched no variable; the nearest paths are 'sequential/hid"),
+        ("nothing", "LayoutError", "rule 'hiden/kernel' matched no variable; the nearest path is 'sequential/hid"),
         ("axis", "LayoutError", "no axis 'modle': the placement's axes are ['data', 'model']"),
         ("key", "FlowError", "rules: 'hidden/(kernel' is not a regular expression: missing ), unterminated subpattern"),
         (

@@ -92,7 +92,7 @@ def test_bad_input() -> None:
             model.compile("sgd", "mse")
         model.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
 
-    with pytest.raises(LayoutError, match=r"remat: 'fisrt' matched no layer; the nearest paths are .*first"):
+    with pytest.raises(LayoutError, match=r"remat: 'fisrt' matched no layer; the nearest path is .*first"):
         fitted(["fisrt"])
     with pytest.raises(LayoutError, match="has no two layers of one class and shape that have layers themselves"):
         fitted("block")
