@@ -1,10 +1,11 @@
 """The part of an engine that `kf.comm` uses: two ways to move elements, its own reductions, and gradients.
 
-Values are rank -> the engine's array, for the ranks of a group that this process drives; every process that drives
-ranks of the group calls. What `exchange`, `gather_all` and `native` begin is a `Pending`.
+Values are mappings, rank -> the engine's array, with the ranks of a group that this process drives. Every process that
+drives ranks of the group makes the call. `exchange`, `gather_all` and `native` return at once, with a `Pending`.
 
 Example: ranks 0 and 1 hold `[a, b]` and `[c, d]`. `exchange` with counts `[[1, 1], [1, 1]]` leaves `[a, c]` and
-`[b, d]`; `fold` of the two rows gives `a + c` and `b + d`; `gather_all` of these both, on both: an all-reduce.
+`[b, d]`. `fold` adds these up: `a + c` on rank 0, `b + d` on rank 1. `gather_all` gives both sums to both ranks: the
+three together are an all-reduce.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Records by which an engine says what it can, what a step sends and holds, and what its profiler saw.
 
-`interface.py` says who gives them.
+`interface.py` says which of its functions return them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A launcher may hold the coordinator's port itself: then process 0 chooses another address, and says it in its store.
+"""Another port for an engine's coordinator, where the launcher itself listens at MASTER_PORT.
 
-torchrun's agent listens at MASTER_PORT, and hands its store to the processes. torch uses the store; the other engines
-have coordinators of their own, which need a port.
+torchrun's agent listens there, with a store for the processes. torch uses that store. The other engines have
+coordinators of their own, which need a port: process 0 chooses one, and tells it to the others through the store.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Losses that layers add while a model is computed as a function of values: a layer knows its own by their `id`.
+"""Mends how Keras tells the losses of one layer from those of another in a `StatelessScope`: by `id`.
 
-Keras has such losses in the `StatelessScope`, and in each layer the `id`s of its own until the layer is called next.
-Python gives memory out again, so an `id` that is left from a scope that is gone may be that of another layer's loss in
-the next one. As the layer is then called, Keras takes that loss out of the scope: a step of JAX is traced with one
-activity regularizer less, which is wrong by some per cent, without a word, about once in two hundred traces.
+The scope holds the losses that layers add. Each layer keeps the `id`s of its own losses, and when it is called again
+Keras removes these from the scope. The `id`s outlive the losses, and Python uses memory again. So a layer may hold an
+`id` that is now that of another layer's loss, which Keras then removes: a step of JAX is traced without one activity
+regularizer. Its loss is wrong by some per cent, without a warning, about once in two hundred traces.
+
+Example: in the first trace layer `a` adds a loss with the `id` 7. In the second trace layer `b` is called first, and
+its loss happens to have the `id` 7. Then `a` is called, removes "its" loss 7, and the loss of `b` is lost.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""State that a call assigns: which variables hold it, and what is said where ranks hold different values of it.
+"""Checks that the state which a call assigns (moving statistics, seeds) is equal on all ranks.
 
-The first steps of a model compare it between the ranks (`STEPS`) where each computes its own rows, because a layer that
-is wrongly believed to act row by row shows there: what it assigns is then of its rank's rows. Later steps do not, since
-a difference stays. Where one program computes for all ranks, as JAX's, processes may still trace different numbers
-into it: their state is compared after a model's first `fit`.
+Where each rank computes its own rows, the state is compared after the first steps of a model (`STEPS`). That finds a
+layer which is wrongly believed to act row by row: what it assigns depends on the rows of its rank. Later steps need no
+check, since a difference stays. Where one program computes for all ranks, as on JAX, processes may still have traced
+different numbers into it: there the state is compared after a model's first `fit`.
+
 State is never averaged over the ranks, but for BatchNormalization's under `batch_statistics="replica"`.
 """
 

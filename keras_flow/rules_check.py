@@ -1,9 +1,9 @@
 """Checks rules and shapes of a user's file in a process of its own, before the processes that train or verify it start.
 
 What a rule, an axis, a dim or the shape of rows does to a model is the same on every engine. So the check runs on the
-engine that loads fastest, and leaves out what Keras loads only where it finds it. It takes 3 s of a processor on every
-engine. A check that takes longer, on a machine with other work, goes on beside the processes, and ends them where
-something is wrong.
+engine that loads fastest, without the optional packages that Keras loads where they are installed. It takes 3 s of a
+processor. On a busy machine it takes longer: then the processes start meanwhile, and the check ends them if it finds
+an error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Random states in the backups of `BackupAndRestore`: training that goes on draws what it would have drawn.
+"""Random states in the backups of `BackupAndRestore`: training that resumes draws what it would have drawn.
 
-Keras's files of weights have no states of seed generators, so that dropout would begin again with its first masks.
-They are written beside the weights, of this backup and of the one before, with the number of updates: a process may end
-between two files, and the number in the file of weights then says which of the two the others are of.
+Keras's weights files have no states of seed generators, so dropout would begin again with its first masks. The states
+are written to a file beside the weights. A process may be killed when it has written one of the two files and not yet
+the other. So the file has the states of this backup and of the one before, each with the number of updates; the number
+in the weights file says which of them to take.
+
+Example: killed in the backup after update 200. The weights are those after update 100, the file of states has 100 and
+200: the states of 100 are restored.
 """
 
 from __future__ import annotations

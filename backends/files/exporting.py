@@ -1,8 +1,8 @@
 """`model.export` and `ExportArchive` under a distribution: process 0 writes the model of one device, gathered weights.
 
-The exporters trace the model, which they cannot where its variables are distributed tensors: torch.export ends in pages
-of text, and other formats would hold one process's part. Inside `whole` a model's variables have plain values, and no
-distribution holds, so the file is that of a model which was trained on one device.
+Exporters trace the model, and cannot trace distributed tensors: torch.export fails with pages of text, and files of
+other formats would hold the part of one process. Inside `whole` the variables have plain values and no distribution is
+active, so the file is that of a model which was trained on one device.
 """
 
 from __future__ import annotations

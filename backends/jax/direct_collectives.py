@@ -1,7 +1,7 @@
-"""Calls of `kf.comm` that were made before, as one compiled program each, of arrays as they are.
+"""Calls of `kf.comm` that were made before, each as one compiled program that takes the arrays as they are.
 
-An SPMD program has one shape on all ranks: a rank that gives nothing gives zeros, and one that gets nothing leaves what
-it got.
+An SPMD program has one shape on all ranks. So a rank that has nothing to send passes zeros, and a rank that has nothing
+to receive ignores its result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Weights that are held split further than they are used (`zero=3`): gathered where a layer reads them.
 
-Left to itself, XLA may as well split the product of a weight as it is held, and gather activations. So a step says in
-which layout a weight is used, and that the backward pass gathers it again: what `jax.checkpoint` does not keep.
+Left to itself, XLA may compute with the split weight, and gather activations instead. So a step states the layout in
+which a weight is used. The gathered weight is no residual that `jax.checkpoint` keeps, so that the backward pass
+gathers it again.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ sources.
 Example: a batch of the rows 5, 0, 3 and 6 in 2 processes. Process 1 reads rows 3 and 6, which are rows 2 and 3 of the
 batch.
 
-Of the batches that `batch_watch` compares, a process reads the rows of the next one too, so that processes which are
-fed different data are found; none reads a whole batch for it.
+Of the few batches that `batch_watch` compares, a process also reads the rows of the next process. So two processes read
+each row, and different data are found without anybody reading a whole batch.
 """
 
 from __future__ import annotations

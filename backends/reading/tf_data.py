@@ -1,9 +1,9 @@
 """`tf.data` pipelines on every engine: batches are taken apart before anything expensive, where the pipeline allows it.
 
-A pipeline that ends in `map(f).batch(n)` (and prefetches) is taken apart before `f`: what comes before gives the
-logical batches in their order, of which this process keeps its rows, and `f` makes only these; what Keras makes of
-`class_weight` follows. That changes nothing where `f` is a function of its sample alone: not where it draws random
-numbers, or runs Python. Every other pipeline makes whole batches, and engines keep their rows of them.
+A pipeline that ends in `map(f).batch(n)` (and prefetches) is cut before `f`. What comes before gives the samples of the
+logical batches in their order; this process keeps its rows of them, and applies `f` to these alone. What Keras makes of
+`class_weight` follows. This needs an `f` that is a function of its sample alone, without random numbers and without
+Python code. Every other pipeline makes whole batches, of which engines keep their rows.
 
 Example: `files.shuffle(1000, seed=1).map(decode).batch(32)` in 4 processes: each shuffles all names, and decodes 8
 files of a batch.

@@ -10,8 +10,9 @@ Example: process 0 saves in a callback, and the others go on.
     process 0: 1 fit, 2 step, 3 step, 4 save         waits for all
     process 1: 1 fit, 2 step, 3 step, 4 step         told when it had been there for two looks: 4 is no save
 
-What the others are not needed for (`predict` of whole weights) meets, too, since all may have called it. Where another
-process is elsewhere, or calls it in another line, each does it alone, and takes its number back.
+A call that needs no others (`predict` with whole weights) begins with a meeting too, since all processes may make it
+together. Where another process is in another call, or makes this one in another line, each process makes it alone and
+takes its number back.
 """
 
 from __future__ import annotations

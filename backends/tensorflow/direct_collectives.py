@@ -1,6 +1,7 @@
-"""Calls of `kf.comm` that were made before, as one program each.
+"""Calls of `kf.comm` that were made before, each as one program.
 
-They send what the calls of `collectives` send, so that a rank whose tensor has a gradient can make the other one.
+They send the same messages as the calls of `collectives`. So some ranks of a group may make a direct call while others,
+whose tensors have gradients, make the ordinary one.
 """
 
 from __future__ import annotations

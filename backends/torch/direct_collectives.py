@@ -1,8 +1,8 @@
-"""Calls of `kf.comm` that were made before, as one function each of torch's own: nothing is looked up or checked again.
+"""Calls of `kf.comm` that were made before, each as one call of torch: nothing is looked up or checked again.
 
-They send what the calls of `collectives` send, so that a rank whose tensor has a gradient can make the other one. A
-group's methods take the options that `dist.all_reduce` and its like
-make anew for each call.
+They send the same messages as the calls of `collectives`. So some ranks of a group may make a direct call while others,
+whose tensors have gradients, make the ordinary one. The methods of a process group are called with options that are
+made once; `dist.all_reduce` and its like make them anew for each call.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Sums over ranks of plain tensors, in place: torch's all-reduce, and for small ones on gloo recursive doubling.
 
-gloo's all-reduce is a ring: 2 (n - 1) messages one after the other, of a part of the tensor each. That is what many
-bytes want, and of few ones the messages are the time. By recursive doubling (Rabenseifner and Träff 2004) two ranks
-swap what they have, then pairs of those, and so on: log2(n) messages one after the other, of the whole tensor each.
-NCCL chooses among such ways by itself.
+gloo's all-reduce is a ring: each rank sends 2 (n - 1) messages one after the other, each a part of the tensor. That is
+best for large tensors; for small ones the time is that of the messages, however short. Recursive doubling (Rabenseifner
+and Träff 2004) takes log2(n) messages one after the other, each with the whole tensor: ranks swap sums in pairs, then
+in pairs of pairs, and so on. NCCL chooses among such algorithms itself.
 
-Example: of 1, 2, 3 and 4 on four ranks, ranks 0 and 1 swap and have 3, ranks 2 and 3 have 7; then 0 and 2 swap, and 1
-and 3, and all have 10.
+Example: ranks 0 to 3 hold 1, 2, 3 and 4. Ranks 0 and 1 swap and both have 3; ranks 2 and 3 swap and have 7. Then rank 0
+swaps with 2, and 1 with 3, and all have 10.
 """
 
 from __future__ import annotations

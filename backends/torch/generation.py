@@ -1,4 +1,4 @@
-"""Generation on PyTorch: one step of the consistent view, in which a cache is split as what is written into it."""
+"""Generation on PyTorch: one step of the consistent view. A cache gets the layout of what is written into it."""
 
 from __future__ import annotations
 

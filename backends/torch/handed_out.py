@@ -1,9 +1,12 @@
-"""Direct calls with several outputs, of which one may be computed from another: a gradient by that one is asked for.
+"""Gradients between the outputs of one direct call, for example of a score by an inner feature map (Grad-CAM).
 
-Grad-CAM does. The program gets plain tensors, and autograd knows a gradient by one of them only where what follows was
-computed from it. In a model that is a graph the output of an inner layer goes through the plain tensor that is handed
-out, and what follows is split again. Any other layer is no graph that could be read: where it has several outputs, and
-a gradient may be asked for, each rank computes its call from whole weights, on plain tensors.
+The program receives plain tensors. Autograd knows the gradient of the score by the feature map only if the score was
+computed from the very tensor that the program received. There are two cases:
+
+1. A functional model: the output of the inner layer becomes a plain tensor, is handed out, and is split again for the
+   layers that follow.
+2. Any other layer, whose graph cannot be read: where it has several outputs and gradients are recorded, each rank
+   computes the whole call on plain tensors, from gathered weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`kf.callbacks.Checkpoint`: `fit` goes on where it was stopped, and makes each step once.
+"""`kf.callbacks.Checkpoint`: `fit` resumes where it was stopped, and makes each step once.
 
-What it saves is told here, and what a `fit` that goes on does with it in `going_on`.
+This file saves; `going_on` has what a `fit` that resumes does with a checkpoint.
 """
 
 from __future__ import annotations

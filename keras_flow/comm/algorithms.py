@@ -1,7 +1,8 @@
-"""Collectives of the two that every engine has, an exchange and an all-gather, with their gradients.
+"""Collectives made of the two that every engine has, an exchange and an all-gather; and their gradients.
 
-An all-reduce that an engine has not is a reduce-scatter and an all-gather (Rabenseifner, 2004): a rank receives
-2 (n - 1) / n of its tensor. A reduce-scatter is an exchange whose parts are added up where they arrive.
+Where an engine has no all-reduce of its own, it is a reduce-scatter followed by an all-gather (Rabenseifner, 2004), in
+which a rank receives 2 (n - 1) / n times the bytes of its tensor. A reduce-scatter is an exchange whose parts are added
+up where they arrive.
 
 Example: the largest of `[1, 8]` on rank 0 and `[5, 2]` on rank 1. Rank 0 gets the first elements, `[1, 5]`, and keeps
 5; rank 1 gets `[8, 2]` and keeps 8; gathered, both have `[5, 8]`.

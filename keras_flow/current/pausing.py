@@ -1,7 +1,7 @@
-"""A worker of a notebook can be held where a step begins, so that all ranks stop before the same step.
+"""Holds the workers of a notebook where a step begins, so that all ranks stop before the same step.
 
-An interrupt reaches each process at another place; one that stopped a step earlier than the others would leave them
-waiting for it, and with other weights. Without a gate, which only the workers have, nothing of this happens.
+An interrupt reaches each process at another point of its program. A rank that stopped one step before the others would
+leave them waiting for it, with other weights than its own. Only workers of notebooks have a gate.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A small process that ends the ranks when the process that launched them is gone, killed even.
+"""A small process that ends the ranks when the process that launched them is gone, even if that was killed.
 
-Run as a script, without the site packages, so that it starts in milliseconds; its argument is the job's private folder,
-which is removed then too. It reads process groups, one a line, from
-its standard input. The end of the input without the line `done` means that the launcher died: every group is killed,
-with whatever its ranks started and also when they are stopped or hang, which a watcher inside the rank could not do.
+It runs as a script without the site packages, so that it starts in milliseconds. Its argument is the job's private
+folder. It reads process groups from its standard input, one a line. If the input ends without the line `done`, the
+launcher has died: then every group is killed and the folder removed. A group has all processes that its ranks started.
+Ranks that are stopped or hang are killed too, which a watcher inside the rank could not do.
 """
 
 import contextlib

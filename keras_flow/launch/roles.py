@@ -1,4 +1,4 @@
-"""Who a process is among a chief, workers and parameter servers, as `TF_CONFIG` says it.
+"""Roles of the processes of a job with parameter servers: chief, worker or server, as `TF_CONFIG` says.
 
 The chief runs the program. Workers and servers wait for it: they hold a connection to the chief's address, and end when
 that is closed, however the chief ends.

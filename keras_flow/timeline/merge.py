@@ -1,4 +1,4 @@
-"""Events of all processes as one trace: a lane for each rank, collectives with their step and layer."""
+"""Merges the events of all processes into one trace: a lane for each rank, collectives with their step and layer."""
 
 from __future__ import annotations
 

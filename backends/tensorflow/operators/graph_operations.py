@@ -1,8 +1,7 @@
-"""Gathers inputs and results of operations that DTensor partitions wrongly, as a step's graph gets them.
+"""Gathers inputs and results of operations that DTensor partitions wrongly, as they are added to a step's graph.
 
-Operations of gradients are among them.
-
-Functions of TensorFlow's interface are wrapped in `operations`; a gradient makes its operations without them.
+TensorFlow's public functions are wrapped in `operations`. Gradients make their operations without these functions, so
+they are found here.
 """
 
 from __future__ import annotations

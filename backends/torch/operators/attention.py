@@ -1,8 +1,9 @@
 """Attention on a CPU: each rank computes its own rows, or its own heads.
 
-torch has no rule for the operators. A rule of ours would not do: the mask is a keyword argument, which torch neither
-moves to where a rule wants it, nor remembers decisions by. A mask that lies otherwise than the queries, such as one
-that a program makes for all rows, met a part of them ("shape '[1, 1, 10, 10]' is invalid for input of size 800").
+torch has no sharding rule for these operators. A rule of ours would not do, since the mask is a keyword argument: torch
+does not change the layout of keyword arguments as a rule asks, and remembers its decisions without them. A mask in
+another layout than the queries, such as one that a program makes for all rows, was then used with a part of the rows
+("shape '[1, 1, 10, 10]' is invalid for input of size 800").
 """
 
 from __future__ import annotations
