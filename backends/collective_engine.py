@@ -88,7 +88,7 @@ class CollectiveEngine(Protocol):
         Args:
             ranks: the group, ascending: engines order the members of a group by rank.
             values: flat arrays: the parts for each member, one after the other.
-            counts: of these parts.
+            counts: the elements of these parts.
 
         Returns:
             Flat arrays: the parts of each member, one after the other.

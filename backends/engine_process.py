@@ -19,7 +19,7 @@ class EngineProcess:
 
     Args:
         engine: Keras's name of it.
-        module: of keras_flow, and its arguments.
+        module: a module of keras_flow, and its arguments.
         environment: variables beside those of this process; None takes one away.
         with_errors: keep what it writes to standard error too; otherwise that is thrown away.
     """

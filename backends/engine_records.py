@@ -19,7 +19,7 @@ class TraceEvent:
     """Something that an engine's profiler saw.
 
     Attributes:
-        rank: whose it is; None where the engine does not say.
+        rank: the rank that it ran on; None where the engine does not say.
         lane: a thread, as text: events of one lane nest.
         name: what ran.
         begin: microseconds since the profile began.
@@ -199,8 +199,9 @@ class Replica:
 
     Attributes:
         call: the model's call.
-        gradients_of: of a loss function, and whether it returns `(loss, others)`: a function of this process's tensors
-            that gives what the loss function returned, and the gradients by `model.trainable_weights`.
+        gradients_of: takes a loss function, and whether that returns `(loss, others)`. It returns a function of this
+            process's tensors, which gives what the loss function returned and the gradients by
+            `model.trainable_weights`.
         averages: whether the engine itself averages these over the ranks. Then it also adds up those of `no_sync`.
         no_sync: inside, gradients are not averaged; None where `averages` is false.
     """

@@ -153,7 +153,7 @@ def _compare_copies(model: keras.Model, with_state: bool = True) -> None:
     """Compare the weights that a loop begins with, where each process has given its ranks their values.
 
     Args:
-        model: whose loop begins.
+        model: the model whose loop begins.
         with_state: also compare what calls assign. A pipeline keeps it on the ranks that use it alone.
     """
     _begun.add(model)

@@ -308,7 +308,7 @@ class _ElementDraw:
                 may be unknown: None, or a scalar of the program that is being traced.
             seed: the argument of a function of `keras.random`.
             inputs: what the draw is multiplied with, for a mask.
-            noise_shape: of the mask; None for lengths that are those of the inputs.
+            noise_shape: the shape of the mask; None for lengths that are those of the inputs.
             is_whole: the draw is for all rows, wherever it is made.
         """
         lengths = tuple(int(length) if isinstance(length, int | np.integer) else length for length in shape)

@@ -37,7 +37,7 @@ def numbered(numbers: Sequence[int], what: str = "rank", whats: str = "", most: 
     """The noun in its number, and the numbers.
 
     Args:
-        numbers: of the things.
+        numbers: the numbers to show.
         what: one of them.
         whats: several of them; empty: `what` with an s.
         most: numbers that are shown, at most; None: all.

@@ -85,7 +85,7 @@ def once(action: Callable[[], object], model: keras.Model | None, name: str) -> 
 
     Args:
         action: writes the file.
-        model: whose variables it may read; None where it reads none.
+        model: the model whose variables it may read; None where it reads none.
         name: what writes, the same in all processes.
     """
     if writing.get() or backend().world().process_count == 1:
@@ -210,7 +210,7 @@ def write_alone(
 
     Args:
         action: writes the file.
-        model: whose variables it may read.
+        model: the model whose variables it may read.
         name: what writes, the same in all processes.
         reads: the model's variables that `action` reads.
 

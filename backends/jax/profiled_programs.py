@@ -34,7 +34,7 @@ class ProgramCollective:
 
     Attributes:
         kind: our name.
-        bytes: of its tensors on one rank, of the larger side.
+        bytes: the bytes of its tensors on one rank, of the larger side.
         layers: paths of the layers that it belongs to.
     """
 

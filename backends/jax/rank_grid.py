@@ -45,7 +45,7 @@ class RankGrid:
         """`make(recipe)`, by the recipe of the rank that runs the program; of a rank without one, any of them.
 
         Args:
-            recipes: by rank; ranks that do the same have equal ones, and share a branch.
+            recipes: a recipe for each rank; ranks that do the same have equal ones, and share a branch.
             make: gives arrays of one shape for all recipes.
             is_cheap: whether it is quicker to make both of two recipes and select than to branch.
         """

@@ -29,7 +29,7 @@ def parts(function: Callable[..., tuple[Sequence[Any], Sequence[Any]]], argument
     """Cut a function into two.
 
     Args:
-        function: of arrays; returns a list of those that are wanted first, and a list of the others.
+        function: takes arrays; returns a list of those that are wanted first, and a list of the others.
         arguments: arrays of the shapes and types of its calls.
 
     Returns:

@@ -21,8 +21,8 @@ class _CompiledStage:
     """A stage as compiled programs.
 
     Args:
-        function: of weights, tensors and others; returns what has gradients, and all else.
-        rank: whose device computes.
+        function: takes weights, tensors and others, and returns what has gradients, and all else.
+        rank: its device computes.
         compiled: whether to compile.
         split: what lays tensors over the rank and others, which compute together; None for no others.
     """

@@ -197,7 +197,7 @@ def _transport(
     Args:
         grid: the ranks.
         pairs: sender and receiver of each message.
-        read: from the number of a message for each sender, the values to send.
+        read: takes the number of a message for each sender; returns the values to send.
 
     Returns:
         Received values, each with the number of its message on the ranks that receive it.

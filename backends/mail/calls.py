@@ -47,7 +47,7 @@ def answer(address: str, answers: Callable[[dict[str, Any], Any], Any]) -> None:
 
     Args:
         address: `host:port`.
-        answers: of what was asked, and the tensors of the question, those of the answer.
+        answers: takes what was asked and the tensors of the question; returns the tensors of the answer.
 
     Raises:
         FlowError: the address is in use.

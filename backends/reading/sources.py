@@ -63,7 +63,7 @@ class AdapterReader:
     """How an engine reads Keras's adapters of data.
 
     Attributes:
-        method: of an adapter, which gives its batches to the engine.
+        method: the adapter's method that gives its batches to the engine.
         part: adapter -> the part of batches that this process reads; None for whole batches.
         loader: called as `loader(part, original, adapter)` for batches of which this process reads its part.
         ordered: called as `ordered(original, adapter)` for batches of arrays in the order of the epoch.

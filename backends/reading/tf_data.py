@@ -99,7 +99,7 @@ class _Pipeline(NamedTuple):
 
     Attributes:
         source: what comes before the functions of samples.
-        functions: of samples, in their order.
+        functions: the functions of samples, in their order.
         batched: makes a dataset of batches of one of samples.
         weights: what Keras makes of `class_weight`, functions of batches by rows.
     """

@@ -274,7 +274,7 @@ def wait_for(key: str, process: int, seconds: float | None = None, what: str = "
     """A text of another process, asked for in pieces; between them this one looks where that one is.
 
     Args:
-        key: of the text.
+        key: the key of the text.
         process: who writes it.
         seconds: to wait in all; None: KERAS_FLOW_TIMEOUT.
         what: for what, in messages; empty: what this process entered last.

@@ -272,7 +272,8 @@ def verdict(meeting: str = "all") -> Verdict | None:
     """The error that another process found; None where there is none, or the calls that it is of are over.
 
     Args:
-        meeting: of some processes, by name: others do not hear of it. Each of their calls is a meeting of its own.
+        meeting: the name of a meeting of some processes, of which others do not hear. Each of their calls is another
+            meeting.
     """
     numbers, _, text = asked(f"{prefix()}/verdict-of/{meeting}/0").partition("\n")
     if not numbers:

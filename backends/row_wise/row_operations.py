@@ -87,7 +87,7 @@ def of_operation(operation: keras.Operation, arguments: Any) -> Interaction | No
 
     Args:
         operation: one of Keras's, or of the user's.
-        arguments: of its call: `args` and `kwargs`, tensors of the graph among them.
+        arguments: the arguments of its call: `args` and `kwargs`, tensors of the graph among them.
     """
     name = type(operation).__name__
     if not keras_places.is_of_keras(type(operation)) or _operator(name) not in SIGNATURE_FUNCTIONS:

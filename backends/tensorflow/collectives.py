@@ -248,7 +248,7 @@ def _function(
     """The function of a collective: one operation for each rank of this process, which run side by side.
 
     Args:
-        kind: of `operation`.
+        kind: as in `operation`.
         ranks, mine: the group, and those of it that are of this process.
         dtype, shapes: that of all tensors, and those of the tensors of this process's ranks.
         table: `Counts.table` of an exchange.

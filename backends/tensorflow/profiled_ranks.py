@@ -65,7 +65,7 @@ class Causes:
     """Leads from events to the run of the program that they belong to.
 
     Args:
-        events: of the whole profile.
+        events: the events of the whole profile.
     """
 
     def __init__(self, events: Sequence[Event]) -> None:

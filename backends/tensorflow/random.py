@@ -158,7 +158,7 @@ class _RowsOnMesh(RandomPart):
 
     Attributes:
         axis: the mesh axis that splits the rows.
-        mesh: of the step.
+        mesh: the mesh of the step.
     """
 
     axis: str = field(kw_only=True)

@@ -55,8 +55,8 @@ class OwnRowsIterator:
     """One loop over the batches.
 
     Args:
-        iterator: over the batches.
-        batches: how many they are: processes compare that.
+        iterator: iterates over the batches.
+        batches: how many there are, which processes compare.
     """
 
     def __init__(self, iterator: Iterator, batches: int | None):

@@ -18,8 +18,8 @@ class _GraphStage:
     """A stage as a graph, whose gradient TensorFlow makes.
 
     Args:
-        function: of weights, tensors and others; returns what has gradients, and all else.
-        rank: whose device computes.
+        function: takes weights, tensors and others, and returns what has gradients, and all else.
+        rank: its device computes.
         compiled: whether to make a graph.
     """
 

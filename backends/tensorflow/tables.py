@@ -33,9 +33,9 @@ class ServedTable(tf.__internal__.distribute.ShardedVariable):
 
     Args:
         parts: rank -> its rows, in their order.
-        layout: of the variable, over the servers.
-        name: of the variable.
-        key: by which optimizers find its slots; None for a new one.
+        layout: the layout of the variable, over the servers.
+        name: the name of the variable.
+        key: the key by which optimizers find its slots; None for a new one.
     """
 
     def __init__(self, parts: dict[int, tf.Variable], layout: Layout, name: str, key: str | None):
@@ -138,7 +138,7 @@ def update(optimizer: keras.optimizers.Optimizer, gradient: Any, variable: keras
 
     Args:
         optimizer: one that updates by element.
-        gradient: of the whole.
+        gradient: the gradient of the whole table.
         variable: the Keras variable.
         rate: the learning rate.
     """

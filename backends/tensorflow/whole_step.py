@@ -29,7 +29,7 @@ class WholeStep:
     Args:
         model: the model.
         step: `train_step`, `test_step` or `predict_step`.
-        distribution: whose layouts the variables keep.
+        distribution: the variables keep its layouts.
         compile: whether the step is to be compiled, as one that is no `tf.function` yet.
         with_optimizer: whether the step may read or change the model's optimizer, whose slots are copied then.
     """

@@ -109,8 +109,8 @@ class _Route:
 
     Attributes:
         part: what this rank holds of what it uses.
-        shape: of the weight.
-        axes: of the mesh, over which gradients are summed.
+        shape: the shape of the weight.
+        axes: the axes of the mesh over which gradients are summed.
         divisor: what their sum is divided by.
     """
 
@@ -308,7 +308,7 @@ def not_kept(step: RunningStep, order: Order) -> Iterator[None]:
 
     Args:
         step: the step.
-        order: of the same function's steps.
+        order: the order in which steps of this function read weights.
     """
     if not step.distribution.gathers_weights:
         yield

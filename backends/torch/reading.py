@@ -46,7 +46,7 @@ class RowNumbers:
     """The row numbers of batches in the order of a loader, without the rest of what one does for each batch.
 
     Args:
-        loader: of the numbers of all rows.
+        loader: a loader whose samples are the numbers of all rows.
     """
 
     def __init__(self, loader: torch.utils.data.DataLoader):

@@ -98,7 +98,7 @@ class Scatter:
         parts: where each goes.
         summed: axes of the mesh over which the parts are summed besides, and stay alike.
         divisor: what the sum is divided by.
-        paths: of the variables, for the profile.
+        paths: the paths of the variables, for the profile.
     """
 
     def __init__(

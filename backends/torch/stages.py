@@ -31,7 +31,7 @@ class _EagerStage:
     """A stage as it is: torch computes and differentiates what runs.
 
     Args:
-        function: of weights, tensors and others; returns what has gradients, and all else.
+        function: takes weights, tensors and others, and returns what has gradients, and all else.
         split: what lays tensors over this rank and others, which compute together; None for no others.
     """
 

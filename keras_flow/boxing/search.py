@@ -88,7 +88,7 @@ def quickest_chain(
 
     Args:
         source, target: layouts on one placement.
-        seconds: of a step.
+        seconds: returns the seconds that a step takes.
         limit: seconds of the best plan that is known: no chain that takes longer is looked for.
 
     Returns:

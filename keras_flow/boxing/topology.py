@@ -101,7 +101,7 @@ class Topology:
 
         Args:
             path: the file.
-            backend: of which engine.
+            backend: the engine whose links are taken.
 
         Raises:
             FlowError: no such file, not doctor's, or without a measured link of this backend.
@@ -159,7 +159,7 @@ def step_time(step: Step, itemsize: int, topology: Topology, ranks: tuple[int, .
     Args:
         step: the step.
         itemsize: bytes of an element.
-        topology: of the links.
+        topology: the links.
         ranks: those of the plan; None: the step's own.
     """
     if step.is_local:

@@ -86,7 +86,7 @@ def import_(
 
     Args:
         path: what `export` writes, or a tree of arrays that Orbax wrote, or tensors that torch's DCP wrote.
-        directory: of checkpoints.
+        directory: a directory of checkpoints.
         format: as in `export`; None: by what is in `path`.
         step: the number of the checkpoint, which is not there yet.
         allow_pickle: for `"dcp"`: load its `.metadata`, which can run any program. Only for files that you trust.

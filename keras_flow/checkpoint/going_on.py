@@ -77,9 +77,9 @@ class Left:
 
         Args:
             original: Keras's method that gives the steps of an epoch: numbers, and the iterator that a step reads.
-            batches: whose method it is.
-            source: of the data.
-            model: that trains.
+            batches: Keras's iterator of the epoch, which has this method.
+            source: the source of the data.
+            model: the model that is trained.
         """
         self.is_passed = True
         # of data that go on from epoch to epoch all is read; a shuffle that counts epochs begins them

@@ -134,7 +134,7 @@ def put(
     """Give variables the tensors that have their names.
 
     Args:
-        reader: of the tensors.
+        reader: reads the tensors.
         there: names of those that are wanted.
         variables: name -> variable.
         what: how the message begins where names or shapes differ.

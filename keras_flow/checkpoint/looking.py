@@ -56,7 +56,7 @@ def read_tensor(
 
     Args:
         directory: directory of checkpoints, or one checkpoint's folder.
-        name: of the tensor, as `inspect` shows it.
+        name: the name of the tensor, as `inspect` shows it.
         index: one slice for each dim; None: all of it.
         step: the number of a checkpoint, or `"latest"`.
 

@@ -97,7 +97,7 @@ class Manifest:
     Attributes:
         step: its number.
         tensors: name -> tensor.
-        saved: by which versions, engine and number of ranks, and when.
+        saved: the versions, the engine and the number of ranks that saved it, and when.
         training: epoch, batch, logs and the like, where `fit` was running.
         random: the states of generators.
         extra: what the program gave.
@@ -125,7 +125,7 @@ class Manifest:
         """Read the text of a manifest.
 
         Args:
-            text: of the file.
+            text: the content of the file.
             where: its path, for messages.
 
         Raises:

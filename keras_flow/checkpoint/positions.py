@@ -114,7 +114,7 @@ class Source:
 
         Args:
             continues: a pass is not over at the end of an epoch (`steps_per_epoch`), or an epoch is under way.
-            batches: of a pass, where that is known.
+            batches: how many batches a pass has, where that is known.
         """
         is_over = self.consumed >= batches if batches else self._is_over and self.consumed >= self._given
         if not continues or is_over or self.consumed not in self._states:

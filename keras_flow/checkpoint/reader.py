@@ -23,7 +23,7 @@ class Reader:
     """Reads tensors of one checkpoint.
 
     Args:
-        folder: of the checkpoint.
+        folder: the folder of the checkpoint.
         found: its manifest.
         check: compare the hash of each chunk, which is read whole for it. Otherwise, and where a chunk has no hash,
             only the elements that are needed are read.
@@ -40,7 +40,7 @@ class Reader:
         """Read a part of a tensor.
 
         Args:
-            name: of the tensor.
+            name: the name of the tensor.
             index: one slice for each dim; None: all of it.
 
         Raises:

@@ -144,7 +144,7 @@ def begun(folder: Place, old_seconds: float) -> Place:
     """Make the folder in which the files of a checkpoint are written, and remove those that nobody finished.
 
     Args:
-        folder: of the checkpoint, `step-N`.
+        folder: the folder of the checkpoint, `step-N`.
         old_seconds: what is as old was left by a job that was killed.
 
     Raises:

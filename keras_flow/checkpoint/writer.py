@@ -30,7 +30,7 @@ class FileBlock:
     """A block of a tensor that is to be written.
 
     Attributes:
-        name: of the tensor.
+        name: the name of the tensor.
         dtype: Keras's name of it.
         start: where the block begins in the tensor.
         shape: its lengths.
@@ -53,7 +53,7 @@ class File:
     """A file that is being written; its blocks are added in the order in which it was told them.
 
     Args:
-        path: of the file, which is not there.
+        path: the path of the file, which is not there.
         blocks: at most one of each tensor.
         folder: what the folder of the manifest will be called; None: that of the file.
 

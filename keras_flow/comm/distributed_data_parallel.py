@@ -110,7 +110,7 @@ class DistributedDataParallel:
         equally often.
 
         Args:
-            loss_function: of this rank's tensors; calls this object and returns the loss, a scalar.
+            loss_function: takes this rank's tensors; calls this object and returns the loss, a scalar.
             has_aux: it returns `(loss, others)`, tensors which are handed back beside the loss.
 
         Returns:
@@ -131,7 +131,7 @@ class DistributedDataParallel:
         """Gradients that were computed in another way, averaged over the ranks; not on torch, whose hooks do it.
 
         Args:
-            gradients: of this rank, by `module.trainable_weights`.
+            gradients: the gradients of this rank, by `module.trainable_weights`.
 
         Raises:
             FlowError: the engine has averaged them already.

@@ -17,7 +17,7 @@ class Loop:
     """A call of `fit` or of another entry point.
 
     Attributes:
-        model: whose method was called.
+        model: the model whose method was called.
         name: the method.
         given: the arguments of the call, by name; without the defaults.
     """

@@ -18,7 +18,7 @@ class Microbatch:
     Attributes:
         start: the first of them: a number, or a scalar of the program that is being traced.
         count: how many.
-        rows: of the batch.
+        rows: the number of rows of the batch.
     """
 
     start: Any

@@ -102,7 +102,7 @@ def is_elsewhere(layout: KerasLayout | None, own: Collection[int]) -> bool:
     """Whether a variable belongs to a pipeline's stage that no rank of this process computes.
 
     Args:
-        layout: of the variable.
+        layout: the layout of the variable.
         own: the ranks of this process.
     """
     if layout is None or layout.distribution.stage_rank is None:

@@ -19,7 +19,7 @@ def patterns(rules: Mapping[str, Splits], paths: Collection[str]) -> dict[str, S
 
     Args:
         rules: path -> axis -> dim.
-        paths: of all variables of the model. A pattern matches none of them but those whose rule it is.
+        paths: the paths of all variables of the model. A pattern matches only those of them that its rule is for.
 
     Example:
         >>> rules = {f"block{number}/up/kernel": {"model": 1} for number in range(3)}

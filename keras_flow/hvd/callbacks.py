@@ -24,7 +24,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Give all ranks the weights and the optimizer's state of one, before the first batch (Horovod: after it).
 
     Args:
-        root_rank: whose they are.
+        root_rank: the rank whose values all ranks get.
         device: not needed.
         local_variables: variables that each rank keeps for itself.
     """
@@ -179,7 +179,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """Save the best model, on rank 0; logs are the same on all ranks after `MetricAverageCallback`.
 
     Args:
-        filepath: of the file.
+        filepath: the path of the file.
         monitor: and the others as in `keras.callbacks.ModelCheckpoint`.
     """
 

@@ -41,7 +41,7 @@ def allreduce(
     """The mean, sum, smallest, largest or product of a tensor over the ranks.
 
     Args:
-        tensor: of one shape and dtype on all ranks; also in a compiled step of `fit`.
+        tensor: has one shape and dtype on all ranks; may be one of a compiled step of `fit`.
         name: not needed: calls are in order.
         average: the mean (True) or the sum; give it or `op`. The mean where neither is given.
         prescale_factor: a factor before the reduction.

@@ -31,7 +31,7 @@ class CommittedState:
     """Numbers, texts and lists of them that a program commits.
 
     Args:
-        values: by name; they become attributes.
+        values: values by name, which become attributes.
     """
 
     def __init__(self, **values: Any):
@@ -156,7 +156,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
     """Keep `state.batch`: the batches of the epoch that are done. Put it before `CommitStateCallback`.
 
     Args:
-        state: whose `batch` it is.
+        state: the state whose `batch` is counted.
     """
 
     def __init__(self, state: Any):
@@ -180,7 +180,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
     """Keep `state.epoch`: the epochs that are done, for `initial_epoch=state.epoch`. Put it before the commits.
 
     Args:
-        state: whose `epoch` it is.
+        state: the state whose `epoch` is counted.
     """
 
     def __init__(self, state: Any):

@@ -121,8 +121,8 @@ class DistributedMethods:
         """Gradients reduced over the ranks.
 
         Args:
-            gradients: of this rank; None where a weight has none.
-            variables: whose they are.
+            gradients: this rank's gradients; None where a weight has none.
+            variables: the weights that they belong to.
             is_due: a boolean tensor: whether this pass is one that reduces; None: it is.
         """
         _refuse_distributions(variables)
@@ -196,8 +196,8 @@ def DistributedOptimizer(
     Every rank's mean counts alike, whatever its number of rows.
 
     Args:
-        optimizer: of Keras. One that was used already keeps its slots, and is changed itself.
-        name: of the new one.
+        optimizer: an optimizer of Keras. One that was used already keeps its slots, and is changed itself.
+        name: the name of the new optimizer.
         device_dense, device_sparse: not needed.
         compression: `hvd.Compression.fp16` halves what travels.
         sparse_as_dense: gradients always travel dense.
@@ -262,7 +262,7 @@ def PartialDistributedOptimizer(
     """`DistributedOptimizer`, but for the weights of some layers, which each rank trains for itself.
 
     Args:
-        optimizer: of Keras, as `DistributedOptimizer` takes it.
+        optimizer: an optimizer of Keras, as `DistributedOptimizer` takes it.
         args: the further arguments of `DistributedOptimizer`, in their order.
         local_layers: built layers whose gradients stay on their rank.
         scale_local_gradients: divide these by the number of ranks.

@@ -113,7 +113,7 @@ class ProcessSet:
     """Some of the processes, for collectives among them alone.
 
     Args:
-        ranks: of the processes.
+        ranks: the ranks of these processes.
 
     Example:
         >>> import keras_flow.hvd as hvd

@@ -61,10 +61,10 @@ def load_model(
     """Load a model whose optimizer goes on as a distributed one.
 
     Args:
-        filepath: of a file that `model.save` wrote, on one rank or many.
+        filepath: the path of a file that `model.save` wrote, on one rank or many.
         custom_optimizers: classes of optimizers that are not Keras's.
         custom_objects: other classes that the file needs, by name.
-        compression: of gradients.
+        compression: the compression of gradients.
     """
     known = {each.__name__: each for each in custom_optimizers or ()} | dict(custom_objects or {})
     model: Any = keras.saving.load_model(filepath, custom_objects=known)
@@ -80,8 +80,8 @@ def run(
 
     Args:
         func: to call; it calls `hvd.init()`.
-        args: of it.
-        kwargs: of it.
+        args: its arguments.
+        kwargs: its keyword arguments.
         np: how many processes.
 
     Returns:

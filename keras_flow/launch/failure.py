@@ -69,7 +69,7 @@ class Interruption(RankError):
     """The job was asked to end, by a signal at another host's launcher.
 
     Attributes:
-        number: of the signal.
+        number: the number of the signal.
         host: the name of that host.
     """
 

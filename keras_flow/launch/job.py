@@ -73,7 +73,8 @@ class Job:
         tee: show output that is written to files too.
         restarts: how often all processes are started again after a failure.
         script: the file that the command runs, which must be the same on all hosts.
-        place: of the process of this launcher, where others on the same machine have theirs; None: it starts all.
+        place: the process that this launcher starts, where others on the same machine start the rest; None: it starts
+            all.
     """
 
     processes: int

@@ -59,7 +59,7 @@ class Submission:
 
         Args:
             node: index of the host, perhaps as a variable of whoever runs it.
-            address: of host 0.
+            address: the address of host 0.
         """
         options = {
             "--nnodes": self.nodes,

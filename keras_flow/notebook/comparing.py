@@ -61,7 +61,7 @@ def compare(
         steps: training steps; None trains whole epochs.
         epochs: epochs.
         batch_size: rows of a global batch.
-        seed: of weights and of the order of samples.
+        seed: the seed of weights and of the order of samples.
         out: folder for `report.html` and `report.json`.
 
     Returns:

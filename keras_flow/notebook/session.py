@@ -163,7 +163,7 @@ def pull(*names: str, rank: int = 0) -> Any:
     """Bring variables of `%%ranks` cells to the notebook.
 
     Args:
-        names: of the variables.
+        names: the names of the variables.
         rank: whose. Tensors that lie on several ranks come whole.
 
     Returns:

@@ -104,7 +104,7 @@ def give(names: Sequence[str], sends: bool) -> bytes:
     """Variables of the cells, pickled.
 
     Args:
-        names: of the variables.
+        names: the names of the variables.
         sends: whether this rank's are wanted; on the others only what is a collective (the value of a tensor that lies
             on several ranks) is done.
 

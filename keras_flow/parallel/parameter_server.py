@@ -52,7 +52,7 @@ class ParameterServer(PipelineParallel):
     Args:
         mode: `"sync"` or `"async"`.
         servers: how many the job has; None takes those that it has.
-        staleness: of `"async"`: how many updates may come between the sending of a batch and the update with its
+        staleness: with `"async"`, how many updates may come between the sending of a batch and the update with its
             gradient; 0 is one batch after the other, None any number.
         partition: into how many parts the rows of a variable are divided, each part on a server of its own: a number
             for all variables, `"min_size:256KiB"` for as many as leave that many bytes for each, `"auto"` for that. Of

@@ -23,7 +23,7 @@ class Curve:
     Attributes:
         name: for the key.
         values: those that are not finite are left out; on a logarithmic scale those that are 0 lie on the floor.
-        number: of its colour.
+        number: which colour it has.
     """
 
     name: str

@@ -67,7 +67,7 @@ def blocks(shape: tuple[int, int], held: Sequence[Block], title: str, width: flo
         shape: rows and columns of the drawn matrix.
         held: its blocks.
         title: what stands above.
-        width: of the drawing; its height follows the tensor's proportions, within limits.
+        width: the width of the drawing; its height follows the tensor's proportions, within limits.
     """
     rows, columns = (max(1, length) for length in shape)
     high = min(width, max(34.0, width * rows / columns))

@@ -26,7 +26,7 @@ class Action(NamedTuple):
     Its text is that of `torch.distributed.pipelining`: `2F0` is the forward pass of micro-batch 0 through stage 2.
 
     Attributes:
-        stage: whose layers compute, or whose message it is: `1SEND_F0` sends what stage 1 has computed, `1RECV_F0`
+        stage: the stage that computes, or whose message it is: `1SEND_F0` sends what stage 1 has computed, `1RECV_F0`
             receives what stage 1 needs.
         kind: `F` forward; `B` the whole backward pass, or `I`, gradients by the stage's inputs, and later `W`, by its
             weights.

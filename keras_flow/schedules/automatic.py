@@ -156,7 +156,7 @@ def on_places(
     Args:
         places: each stage's rank, counted from 0.
         microbatches: into how many parts a batch is cut.
-        costs: of F, I and W, for each stage.
+        costs: the costs of F, I and W, for each stage.
         rooms: chunks of micro-batches that each rank may hold.
         fits: whether ranks have the memory for a schedule.
 

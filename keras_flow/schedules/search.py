@@ -48,7 +48,7 @@ def play(
     Args:
         places: each stage's rank.
         microbatches: into how many parts a batch is cut.
-        costs: of the actions.
+        costs: the costs of the actions.
         rooms: chunks of micro-batches that each rank may hold.
         rule: how ties are broken.
     """

@@ -170,7 +170,7 @@ def _in_turn(
     """Some forward passes, then forward and backward in turn, then the backward passes that are left.
 
     Args:
-        name: of the schedule.
+        name: the name of the schedule.
         ranks: how many.
         microbatches: likewise.
         chunks: how many stages each rank has.

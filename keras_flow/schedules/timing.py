@@ -97,7 +97,7 @@ def begins(
         orders: each rank's actions, in their order.
         rank_of: stage -> rank.
         stages: how many there are.
-        costs: of the actions.
+        costs: the costs of the actions.
 
     Raises:
         FlowError: ranks wait for one another: which, and for what.

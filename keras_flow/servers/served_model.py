@@ -49,7 +49,7 @@ class ServedModel(StagedModel):
     """A model of one stage that workers compute.
 
     Args:
-        args: of `StagedModel`; its schedule has as many micro-batches as a batch has parts.
+        args: the arguments of `StagedModel`; its schedule has as many micro-batches as a batch has parts.
         servers: the engine's coordinator of workers.
         ledger: what counts batches, where training is asynchronous; None where it is not.
         timeout: seconds without a result after which a step fails.

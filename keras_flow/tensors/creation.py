@@ -215,7 +215,7 @@ def randint(
         placement: the ranks that hold it.
         sbp: one sbp for each axis of the placement.
         seed: as for `kf.rand`.
-        dtype: of the result.
+        dtype: the dtype of the result.
 
     Raises:
         FlowError: no number between low and high, or 2**32 of them or more.

@@ -151,7 +151,7 @@ def _extremes_of_blocks(name: str, x: GlobalTensor, dims: Sequence[int]) -> Glob
     Args:
         name: `"max"` or `"min"`.
         x: partial sums are reduced first, and a split that leaves a rank nothing is made broadcast first.
-        dims: from 0 up.
+        dims: dims as numbers from 0 up.
     """
     x = _reduced(x)
     split = {part.dim for part in x.sbp if isinstance(part, Split) and part.dim in dims}

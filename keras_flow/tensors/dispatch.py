@@ -53,7 +53,7 @@ def decomposes(
         name: the operator of `keras.ops`.
         along: parameter whose tensor must be split along one of the dims.
         axis: parameter that names the dims.
-        only_if: of the arguments and dims, whether the function covers such a call; None: it covers all.
+        only_if: takes the arguments and dims; returns whether the function covers such a call. None: it covers all.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -276,8 +276,8 @@ def compute_on_ranks(
         of_rank: rank -> function from its shards of `boxed` to its shards of the results.
         inputs: tensors that the program gave; gradients are added up for these.
         boxed: the same tensors in the layouts that `of_rank` needs.
-        layouts: of the results.
-        dtypes: of the results.
+        layouts: the layouts of the results.
+        dtypes: the dtypes of the results.
     """
     placement = boxed[0].placement
     # by rank; those of ranks of other processes are not here

@@ -27,7 +27,7 @@ class GradientLine:
     Attributes:
         unreduced: its layout as the operators give it; None: the result does not depend on the input.
         returned: that of the input, with B for P.
-        plan: from the one to the other; None where they are the same.
+        plan: the boxing plan from the one to the other; None where they are the same.
     """
 
     unreduced: Layout | None

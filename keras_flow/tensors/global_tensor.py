@@ -56,7 +56,7 @@ class GlobalTensor:
 
         Args:
             layout: their layout.
-            dtype: of all shards.
+            dtype: the dtype of all shards.
             shards: rank -> the engine's array, for the ranks that this process drives; none in a dry run.
         """
         self.layout = layout

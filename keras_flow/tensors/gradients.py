@@ -37,7 +37,7 @@ def value_and_grad(function: Callable[..., object], argnums: int | Sequence[int]
     """A function that returns the value of `function` and its gradients.
 
     Args:
-        function: of global tensors, or structures of them; returns a global tensor with one element.
+        function: takes global tensors, or structures of them; returns a global tensor with one element.
         argnums: arguments to differentiate, by place; None: every positional argument.
 
     Returns:

@@ -45,7 +45,7 @@ def function_of_rank(
         arguments: parameter -> value, global tensors among them.
         inputs: layouts that the tensors among the arguments have now, in order.
         outputs: layouts of the results.
-        rank: whose function.
+        rank: the rank that calls the function.
     """
     with_places = _WITH_PLACES.get(call.name)
     replaced = dict(arguments)

@@ -72,7 +72,7 @@ def parts(
     Args:
         model: built and compiled.
         full_batch: the rows.
-        distribution: under which each part is verified.
+        distribution: the one under which each part is verified.
         own_step: whether the model has a `train_step` of the user's, which is left out.
 
     Returns:
@@ -186,7 +186,7 @@ class _Alone(keras.Model):
     Args:
         inputs: arrays [rows, ...].
         function: takes tensors in the place of the inputs.
-        options: of `keras.Model`.
+        options: options of `keras.Model`.
     """
 
     def __init__(self, inputs: Sequence[np.ndarray], function: Callable[[list[Any]], Any], **options: Any):

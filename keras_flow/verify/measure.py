@@ -62,7 +62,7 @@ def measured(model: keras.Model, batch: Batch, distribution: FlowDistribution, s
     Args:
         model: a built and compiled model.
         batch: the rows.
-        distribution: under which they run; one of a single rank is one device.
+        distribution: the one under which they run; one of a single rank is one device.
         state: the values to start from.
         own_step: whether the model has a `train_step` of the user's, which takes its own optimizer; else the step is
             one of plain SGD.

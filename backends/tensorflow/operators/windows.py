@@ -31,7 +31,7 @@ class Window:
     """A window that slides over the spatial dims of a tensor [rows, *lengths, channels].
 
     Attributes:
-        lengths: of the tensor.
+        lengths: lengths of the tensor's spatial dims.
         sizes: positions of the window along each dim.
         strides: steps of the window.
         rates: distances of its positions.

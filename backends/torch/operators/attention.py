@@ -63,7 +63,7 @@ def as_the_query(
         query: `[batch, length, heads, features]`, as are key and value; these may have fewer heads, which groups of its
             heads share.
         bias: `[batch or 1, heads or 1, length, length]`, added to the scores.
-        mask: of the same shape, true where a score counts.
+        mask: has the same shape, and is true where a score counts.
     """
     mesh = laid.device_mesh
     can_split = (Shard(_ROWS), Shard(_HEADS)) if key.shape[_HEADS] == query.shape[_HEADS] else (Shard(_ROWS),)

@@ -198,7 +198,7 @@ def plain_weights(layer: keras.Layer, placements: layouts.TorchPlacements | None
     """Weights as whole plain tensors, which are in autograd's sight.
 
     Args:
-        layer: whose variables they are.
+        layer: the layer that has them.
         placements: how rows are split, over whose axes gradients are sums; None where every rank computes all rows.
     """
     at_once = row_interaction.is_recurrent(layer)

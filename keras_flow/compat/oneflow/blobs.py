@@ -22,8 +22,8 @@ class Blob:
     """A value in a job.
 
     Attributes:
-        tensor: of Keras, [rows, ...].
-        rows: of the whole batch, as declared; None where dim 0 is none of rows.
+        tensor: Keras's symbolic tensor, [rows, ...].
+        rows: the declared rows of the whole batch; None where dim 0 has no rows.
         pieces: into how many `flow.unpack` has cut the batch.
     """
 
@@ -71,7 +71,7 @@ class Reduced(Blob):
 
     Attributes:
         of_rows: a value for each row.
-        name: of the reduction.
+        name: the name of the reduction.
         keepdims: whether the dim of the rows stays.
     """
 

@@ -34,8 +34,8 @@ class KeptRows(keras.Metric):
     """The values of all rows of a batch, in the order of their numbers.
 
     Args:
-        shape: of the values, [rows, ...].
-        dtype: of them.
+        shape: the shape of the values, [rows, ...].
+        dtype: their dtype.
     """
 
     keras_flow_adds_rows = True
@@ -58,12 +58,12 @@ class JobModel:
     """A job for batches of so many rows.
 
     Args:
-        trace: of the job's function.
-        inputs: of its placeholders, by name.
+        trace: the trace of the job's function.
+        inputs: the inputs of its placeholders, by name.
         outputs: what it returns or watches.
-        distribution: under which its layers were made.
-        rows: of a batch.
-        optimizer: of the job's other models; None: the job makes one.
+        distribution: the one under which its layers were made.
+        rows: the number of rows of a batch.
+        optimizer: the one of the job's other models; None: the job makes one.
     """
 
     def __init__(

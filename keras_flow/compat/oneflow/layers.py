@@ -61,7 +61,7 @@ def dense(
         inputs: [rows, ..., features].
         units: how many outputs.
         activation: a function of blobs, `flow.nn.relu`.
-        name: by which jobs share the layer.
+        name: the name by which jobs share the layer.
         model_distribute: `flow.distribute.split(0)` splits the outputs over the devices. OneFlow keeps a kernel as
             [units, features], Keras as [features, units]: `kf.layout_of(kernel)` says S(1), of the bias S(0).
         options: of Keras's layer: `use_bias`, `kernel_initializer` (zeros where none is given, as in OneFlow) ...

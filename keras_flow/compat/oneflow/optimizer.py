@@ -23,7 +23,7 @@ class RateOfStep(_decays.LearningRateSchedule):
     """A learning rate by the step.
 
     Args:
-        rate: of a step.
+        rate: the rate of a step.
         base: at the end of a warm-up.
         warmup: its steps, and the factor of a step.
     """

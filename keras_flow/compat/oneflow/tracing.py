@@ -76,10 +76,10 @@ class TracedJob:
         job: its name.
         is_training: whether it is a train job.
         is_mirrored: whether its view is the mirrored one.
-        need: under what it is traced.
-        dtype: of variables.
-        make_optimizer: of `config.train`.
-        input: of its first placeholder.
+        need: what it is traced for.
+        dtype: the dtype of variables.
+        make_optimizer: makes the optimizer that `config.train` names.
+        input: the input of its first placeholder.
         placed: the placements that were opened.
         names: names of the layers that were called.
         watched: values, each with the function that is called with it.

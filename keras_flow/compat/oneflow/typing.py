@@ -24,7 +24,7 @@ class Placeholder:
     """An argument of a job.
 
     Attributes:
-        shape: of the logical batch; of a list, that of each array, which may have fewer rows.
+        shape: the shape of the logical batch; of a list, that of each array, which may have fewer rows.
         dtype: name of the dtype.
         mirrored: whether it is a list with an array for each device.
     """

@@ -56,11 +56,11 @@ def layer_named(
     """The session's layer of a name, built; the first job that asks for it makes it.
 
     Args:
-        name: of the layer.
+        name: the name of the layer.
         make: makes it.
         asked: what it is asked to be.
-        shape: of its input.
-        layouts: of its variables; none: broadcast.
+        shape: the shape of its input.
+        layouts: the layouts of its variables; none: broadcast.
 
     Raises:
         FlowError: the job has one of that name, or another job has asked for something else.
@@ -97,7 +97,7 @@ def get_variable(
     """A variable by its name, made by the first job that asks for it.
 
     Args:
-        name: of the variable.
+        name: the name of the variable.
         shape: logical.
         dtype: None: that of `config.default_data_type`.
         initializer: None: zeros.
