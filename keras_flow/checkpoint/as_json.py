@@ -23,7 +23,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def encoded(value: Any) -> Any:
-    """A value as `json.dumps` takes it.
+    """Return a value in the form that `json.dumps` takes.
 
     Raises:
         FlowError: a value of another type is in it. Nothing is pickled.
@@ -55,7 +55,7 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """The value that `encoded` was given."""
+    """Return the value from which `encoded` made this."""
     if isinstance(value, list):
         return [decoded(each) for each in value]
     if not isinstance(value, dict):

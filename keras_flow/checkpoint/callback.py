@@ -26,7 +26,7 @@ from keras_flow.launch import preemption
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Save while `fit` runs, and go on from the last checkpoint where a program is started again.
+    """Save while `fit` runs, and resume from the last checkpoint when the program is started again.
 
     All is as if the program had not been stopped: weights, optimizer, random states, metrics of the epoch, the order of
     rows, history, and what other callbacks count. On the same layout the numbers are equal to the last bit.
@@ -112,12 +112,12 @@ class Checkpoint(keras.callbacks.Callback):
     # ---- Keras's methods
 
     def _is_running(self) -> None:
-        """A `fit` in a callback has ended, if there was one."""
+        """Note that this callback's `fit` is the one that runs: one inside a callback of it has ended."""
         global _current
         _current = self
 
     def begin(self, callbacks: keras.callbacks.CallbackList) -> None:
-        """All callbacks have begun: go on from the last checkpoint, if there is one."""
+        """Resume from the last checkpoint, if there is one, once all callbacks have begun."""
         # a `fit` that was broken off may have left a thread that still writes, or that has failed
         self._raise(wait=True)
         self._is_running()
@@ -145,7 +145,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._batch, self._epoch_states = self._left.batch, self._left.epoch_states
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Give the metrics of the epoch what they had."""
+        """Restore the metrics of the epoch."""
         self._is_running()
         if self._left is not None and self._left.metrics:
             self._left.fill_metrics(self._trained())
@@ -229,7 +229,7 @@ class Checkpoint(keras.callbacks.Callback):
             raise FlowError(error)
 
     def _trained(self) -> keras.Model:
-        """The model; on JAX one that trains gets its values back when it is asked for."""
+        """Return the model. On JAX a model that trains gets its values back when it is asked for."""
         model = self.model
         assert model is not None
         return model
@@ -347,7 +347,7 @@ def _save_on_signals(signals: Sequence[str]) -> preemption.PreemptionPoint:
 
 
 def _of(callbacks: keras.callbacks.CallbackList, *args: object, **kwargs: object) -> Checkpoint | None:
-    """The callback of a `fit`; of one without it that of a `fit` that was broken off, or that runs around this one."""
+    """Return a `fit`'s callback; without one, that of an interrupted `fit`, or of one that runs around this one."""
     return next((each for each in callbacks.callbacks if isinstance(each, Checkpoint)), _current)
 
 
@@ -380,7 +380,7 @@ def _all_begin(
 
 
 def _trains(batches: object) -> Checkpoint | None:
-    """The callback, where it is its `fit` that reads."""
+    """Condition of the hook: the callback, where the batches are read by its `fit`."""
     return _current if _current is not None and _current.trains(batches) else None
 
 

@@ -51,7 +51,7 @@ def state_of(callback: Any, begun: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def set_state(callback: Any, state: Mapping[str, Any]) -> None:
-    """Give a callback what it had counted."""
+    """Restore what a callback had counted."""
     if hasattr(callback, "set_state"):
         callback.set_state(decoded(state))
     else:
@@ -70,7 +70,7 @@ def arrays_of(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, np.nda
 
 
 def set_arrays(callbacks: Sequence[object], reader: Reader) -> None:
-    """Give callbacks the arrays that they kept."""
+    """Restore the arrays that callbacks kept."""
     for name in reader.manifest.tensors:  # in the order in which they were saved
         if name.startswith(names.CALLBACKS):
             number, _, attribute, place = name.removeprefix(names.CALLBACKS).split("/")

@@ -148,7 +148,7 @@ def _write_file(
     read: Callable[[str], np.ndarray],
     folder: Place | None = None,
 ) -> dict[str, list[manifest.Chunk]]:
-    """Write whole tensors into one file of safetensors, one after the other; their chunks."""
+    """Write whole tensors into one file of safetensors, one after the other; return their chunks."""
     shapes = {name: tensors[name].shape for name in names if 0 not in tensors[name].shape}
     blocks = [
         writer.FileBlock(name, tensors[name].dtype, (0,) * len(shape), shape, shape) for name, shape in shapes.items()

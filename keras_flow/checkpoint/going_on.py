@@ -28,13 +28,13 @@ from keras_flow.checkpoint.reader import Reader
 
 
 def states(source: Source | None) -> dict[str, Any]:
-    """Random states, the order of rows, and what a source of data remembers between two epochs."""
+    """Return the random states, the order of rows, and what a source of data remembers between two epochs."""
     between = None if source is None else source.between()
     return {"random": random_states.states(), "rows": row_order.state(), "data": between}
 
 
 def set_states(given: Mapping[str, Any], source: Source | None = None) -> None:
-    """Give all of them what `states` said; the source only where there is one."""
+    """Restore what `states` returned; the source only where there is one."""
     random_states.set_states(given["random"])
     row_order.set_state(given["rows"])
     if source is not None and given.get("data") is not None:
@@ -64,7 +64,7 @@ class Left:
         self.is_passed = False
 
     def fill_metrics(self, model: keras.Model) -> None:
-        """Give the metrics that are built their values."""
+        """Restore the values of the metrics that are built."""
         for name, variable in names.metrics_of(model).items():
             if name in self.metrics:
                 self.metrics.remove(name)
@@ -129,7 +129,7 @@ class Left:
 
 
 def _build_metrics(model: keras.Model, data: Any) -> None:
-    """Make the variables of metrics, which Keras on TensorFlow makes with the first step, from a batch."""
+    """Make the variables of metrics from a batch, since Keras on TensorFlow makes them with the first step."""
     if names.metrics_are_built(model):
         return
     # of a model with a step of its own, and without a call, it is said after its first step
@@ -138,7 +138,7 @@ def _build_metrics(model: keras.Model, data: Any) -> None:
 
 
 def _pass_over(epoch: Iterator[Any], count: int | None, size: int, is_read: bool = True) -> Any:
-    """Drop the first `count` batches of an epoch, or all; what was read last.
+    """Drop the first `count` batches of an epoch, or all; return what was read last.
 
     Args:
         epoch: Keras's iterator, which yields the numbers of a step and what the step reads.

@@ -90,7 +90,7 @@ def load(
 
 
 def newest(directory: Place) -> int | None:
-    """The newest step of a directory, which process 0 looks up for all; None where there is none."""
+    """Return the newest step of a directory, which process 0 looks up for all; None where there is none."""
     there = manifest.steps(directory) if backend().world().process_index == 0 else []
     said = agreement.first_says(str(there[-1]) if there else "")
     return int(said) if said else None
@@ -99,7 +99,7 @@ def newest(directory: Place) -> int | None:
 def load_from(
     reader: Reader, model: keras.Model, strict: bool = True, rename: Mapping[str, str] | None = None
 ) -> Loaded:
-    """Load what a reader finds; as `load`."""
+    """Do as `load` with a reader of the checkpoint."""
     what = f"the checkpoint {str(reader.folder)!r} is of another model than {model.name!r}"
     left_out = fill_model(built(model), reader, what, strict, rename)
     found = reader.manifest
@@ -111,13 +111,13 @@ def load_from(
 def fill_model(
     model: keras.Model, reader: Reader, what: str, strict: bool = True, rename: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Give the variables of a model and its optimizer what a checkpoint has of them; as `put`."""
+    """Fill the variables of a model and of its optimizer from a checkpoint; arguments as those of `put`."""
     there = [name for name in reader.manifest.tensors if not name.startswith(names.OF_FIT)]
     return put(reader, there, names.named(model), what, strict, rename)
 
 
 def built(model: keras.Model) -> keras.Model:
-    """The model; an error where it is not built."""
+    """Return the model, if it is built; otherwise raise."""
     if not models.is_built(model):
         raise FlowError(f"model {model.name!r} is not built: call it on a batch, or build it, before it is loaded")
     return model
@@ -131,7 +131,7 @@ def put(
     strict: bool,
     rename: Mapping[str, str] | None,
 ) -> tuple[str, ...]:
-    """Give variables the tensors that have their names.
+    """Fill variables with the tensors of their names.
 
     Args:
         reader: reads the tensors.
@@ -165,7 +165,7 @@ def put(
 
 
 def fill(variable: keras.Variable, reader: Reader, name: str) -> None:
-    """Give a variable the value of a tensor; each rank's part is read for itself."""
+    """Fill a variable with a tensor, of which the part of each rank is read by itself."""
     dtype = manifest.numpy_dtype(names.dtype_of(variable))
 
     # several ranks of this process may hold the same part
@@ -182,7 +182,7 @@ def fill(variable: keras.Variable, reader: Reader, name: str) -> None:
 def _differences(
     reader: Reader, variables: Mapping[str, keras.Variable], there: Sequence[str], pairs: Mapping[str, str]
 ) -> dict[str, str]:
-    """Name -> in what the model and the checkpoint differ, weights before slots."""
+    """Return the differences of model and checkpoint, name -> text, weights before slots."""
     found: dict[str, str] = {}
     used, here = set(pairs.values()), "checkpoint" if reader.manifest.saved else "file"
     for name in sorted(variables, key=lambda name: "@" in name):
@@ -201,6 +201,6 @@ def _differences(
 
 
 def _near(name: str, others: Sequence[str]) -> str:
-    """A hint at the names that may be meant by one that the other side does not have."""
+    """Return a hint at names that are near to one that the other side does not have."""
     near = near_names.nearest(name, others, 2)
     return f" (nearest: {', '.join(map(repr, near))})" if near else ""

@@ -29,7 +29,7 @@ _changing = threading.Lock()
 
 @contextlib.contextmanager
 def held(directory: Place) -> Iterator[None]:
-    """Hold the lock of a directory, which is there.
+    """Hold the lock of a directory that exists.
 
     Raises:
         FlowError: another job holds it.

@@ -30,7 +30,7 @@ def inspect(directory: str | os.PathLike[str], *, step: int | str = "latest") ->
 
 
 def verify(directory: str | os.PathLike[str], *, step: int | str = "latest") -> int:
-    """Read a checkpoint and compare the hash of each chunk; how many bytes were right.
+    """Read a checkpoint and compare the hash of each chunk; return how many bytes were right.
 
     Raises:
         FlowError: a file is missing, too short or damaged. It names the first 10 tensors, with file and bytes.
@@ -67,7 +67,7 @@ def read_tensor(
 
 
 def rows_of(found: Manifest) -> list[tuple[str, ...]]:
-    """The tensors of a checkpoint as rows of a table: name, dtype, shape, layout, bytes, files."""
+    """Return the tensors of a checkpoint as rows of a table: name, dtype, shape, layout, bytes, files."""
     return [
         (
             name,

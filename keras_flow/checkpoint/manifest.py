@@ -49,7 +49,7 @@ SAFETENSORS = {name: code for code, name in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of a block of a tensor, which lie in one piece in a file.
+    """Rows of a block of a tensor that are contiguous in a file.
 
     Attributes:
         file: its path, from the folder of the manifest.
@@ -201,7 +201,7 @@ def folder_of(step: int) -> str:
 
 
 def steps(directory: Place) -> list[int]:
-    """The steps of the checkpoints in a directory, in order; what was not finished is none."""
+    """Return the steps of the checkpoints in a directory, in order; folders that were not finished are left out."""
     if not directory.is_dir():
         return []
     found = [_STEP.fullmatch(each.name) for each in directory.iterdir() if (each / NAME).is_file()]
@@ -209,7 +209,7 @@ def steps(directory: Place) -> list[int]:
 
 
 def read(directory: Place, step: int | str = "latest") -> tuple[Place, Manifest]:
-    """Find a checkpoint; its folder and its manifest.
+    """Find a checkpoint; return its folder and its manifest.
 
     Args:
         directory: directory of checkpoints, or one checkpoint's folder.

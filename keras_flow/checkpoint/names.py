@@ -146,7 +146,7 @@ def _listed(optimizer: keras.optimizers.Optimizer) -> dict[int, tuple[int, str]]
 
 
 def matched(model: Iterable[str], there: Iterable[str], rename: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Name of the model -> name in the checkpoint, for those that are in both.
+    """Return the names that model and checkpoint share: name in the model -> name in the checkpoint.
 
     Names are equal, or equal but for the model's own name before all of them, or for the numbers that Keras gives to
     layers of one class, where these come in the same order: a notebook makes `dense_2` where the program that saved
@@ -177,7 +177,7 @@ def _without_model(names: Iterable[str]) -> list[str]:
 
 
 def _pairs(names: Iterable[str], theirs: Mapping[str, str]) -> dict[str, str]:
-    """Name -> value of `theirs` for the same name, or for the one at the same place of those that differ by numbers."""
+    """Pair names with those of `theirs`: equal ones, or by their order among names that differ only in numbers."""
     mine = list(names)
     groups: dict[str, tuple[list[str], list[str]]] = {}
     for side, each in enumerate((mine, theirs)):

@@ -53,11 +53,14 @@ def parts_of(
 
 
 def frozen(parts: list[WrittenPart], here: World) -> tuple[list[WrittenPart], np.ndarray]:
-    """The values of now, for a thread to write while the variables change, and the memory of their copies.
+    """Hold or copy the present values, so that a thread can write them while the variables change.
 
     JAX and TensorFlow never write into a buffer that somebody holds, and show it read-only: it is held, and not copied.
     torch writes into its tensors. Copies lie in one block of memory, which `give_back` keeps for the next time: to get
     new pages takes several times as long as to copy.
+
+    Returns:
+        The parts with these values, and the memory of the copies.
     """
     memory = _memory(sum(_room(block) for part in parts for _, block in part.blocks))
     found, copies, end = [], [], 0
@@ -80,7 +83,7 @@ def frozen(parts: list[WrittenPart], here: World) -> tuple[list[WrittenPart], np
 
 
 def _memory(size: int) -> np.ndarray:
-    """That of the last copies, if it is large enough; two threads may ask."""
+    """Return the memory of the last copies, if it is large enough. Two threads may ask."""
     with contextlib.suppress(IndexError):
         spare = _spare.pop()
         if len(spare) >= size:
@@ -95,12 +98,12 @@ def give_back(memory: np.ndarray) -> None:
 
 
 def _room(block: writer.FileBlock) -> int:
-    """Bytes that a block takes in memory, with those up to a place where elements of any dtype may begin."""
+    """Return the bytes that a block takes in memory, rounded up so that the next block may have any dtype."""
     return -(-block.bytes // 16) * 16
 
 
 def _held(variable: keras.Variable, wanted: list[pieces.Share]) -> Mapping[int, np.ndarray]:
-    """rank -> what it holds of a variable; of one without a layout every rank has the whole."""
+    """Return what each rank holds of a variable, by rank; without a layout every rank holds the whole."""
     if keras_layout(variable) is None:
         return dict.fromkeys([piece.rank for piece in wanted], np.asarray(variable))
     return backend().shards(variable)

@@ -38,7 +38,7 @@ class Share:
     skipped: int = 0
 
     def cut(self, shard: np.ndarray) -> np.ndarray:
-        """The block, of what its rank holds."""
+        """Cut the block out of what its rank holds."""
         return shard[self.skipped : self.skipped + self.shape[0]] if self.shape else shard
 
 

@@ -61,18 +61,18 @@ class Source:
     # ---- of each kind
 
     def between(self) -> Any:
-        """Say what it remembers between two epochs, as JSON has it."""
+        """Return what the source remembers between two epochs, fit for JSON."""
         return None
 
     def set_between(self, state: Any) -> None:
-        """Give it what `between` said."""
+        """Restore what `between` returned."""
 
     def _state(self, batches: Iterator[Any]) -> Any:
-        """Say where a pass is."""
+        """Return the position of a pass."""
         raise NotImplementedError
 
     def _continued(self, state: Any, count: int) -> Iterator[Any]:
-        """The batches of a pass after `count` of them."""
+        """Yield the batches of a pass after the first `count`."""
         raise NotImplementedError
 
     # ---- reading
@@ -89,7 +89,7 @@ class Source:
             yield first, last, iterator
 
     def trained(self, batch: int) -> None:
-        """So many batches of the epoch are trained."""
+        """Note that so many batches of the epoch are trained."""
         self.consumed = self._before + batch
 
     def batches(self, begun: Iterator[Any]) -> Iterator[Any]:
@@ -122,7 +122,10 @@ class Source:
         return {"batches": self.consumed, "state": self._states[self.consumed]}
 
     def go_on(self, said: dict[str, Any]) -> None:
-        """Let the next pass go on where `said` was. It begins here, with the random states with which it began."""
+        """Let the next pass continue at the position that `said` returned.
+
+        The pass is begun now, while the random states are those of its begin.
+        """
         self._start = (said["batches"], self._continued(decoded(said["state"]), said["batches"]))
 
     @property
@@ -224,7 +227,7 @@ class _Grain(Source):
 
 
 class _Loader(Source):
-    """A DataLoader: between two epochs it has the states of its generators, its own and its sampler's."""
+    """A DataLoader, which remembers the states of its own generator and its sampler's between two epochs."""
 
     def between(self) -> Any:
         return encoded([generator.get_state() for generator in self._generators()])

@@ -101,7 +101,7 @@ def _damaged(folder: Place, name: str, chunk: Chunk, what: str) -> str:
 
 
 def faults(reader: Reader, name: str) -> Iterator[str]:
-    """Read all chunks of a tensor, one after the other; what is wrong with each that is damaged."""
+    """Read all chunks of a tensor, one after the other; yield what is wrong with each that is damaged."""
     for chunk in reader.manifest.tensors[name].chunks:
         stops = [start + length for start, length in zip(chunk.start, chunk.shape, strict=True)]
         try:

@@ -66,7 +66,7 @@ class Saved:
         return self._thread is None or not self._thread.is_alive()
 
     def wait(self) -> Place:
-        """Wait until the checkpoint is there; its folder.
+        """Wait until the checkpoint is written, and return its folder.
 
         Raises:
             FlowError: it could not be written, or not within KERAS_FLOW_TIMEOUT.
@@ -130,7 +130,7 @@ def save_with(
     training: Mapping[str, Any],
     beside: Mapping[str, keras.Variable | np.ndarray],
 ) -> Saved:
-    """`save`, with where `fit` is (`training`), and what it has beside the model: by name, the same on all ranks."""
+    """Do as `save`, with the place of `fit` (`training`) and arrays beside the model, by name, equal on all ranks."""
     begun = time.monotonic()
     if not models.is_built(model):
         raise FlowError(f"model {model.name!r} is not built: call it on a batch, or build it, before it is saved")
@@ -250,7 +250,7 @@ class _Writing:
         store.write_text(_note_of(self.writing, self.here.process_index), json.dumps(chunks))
 
     def commit(self) -> None:
-        """Make the checkpoint of what all processes have written; in process 0."""
+        """Make the checkpoint, in process 0, from what all processes have written."""
         chunks: dict[str, list[Chunk]] = {name: [] for name in self.said.tensors}
         notes = [_note_of(self.writing, process) for process in range(self.here.process_count)]
         for note in notes:
@@ -266,7 +266,7 @@ class _Writing:
 
 
 def _together(work: _Writing) -> None:
-    """Write and commit now; what fails in one process is raised in all."""
+    """Write and commit now. An error in one process is raised in all."""
     for what in (work.write, work.commit):
         error = None
         if what == work.write or work.here.process_index == 0:

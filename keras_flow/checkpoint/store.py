@@ -33,7 +33,7 @@ _UNDER_WAY = ".writing-"
 
 @dataclass(frozen=True)
 class Stored:
-    """A path in a store, with those methods of `pathlib.Path` that checkpoints need.
+    """A path in an object store, with the methods of `pathlib.Path` that checkpoints need.
 
     Attributes:
         files: fsspec's file system.
@@ -188,7 +188,7 @@ def name_in(folder: Place, path: Place) -> str:
 
 
 def commit(writing: Place, folder: Place, texts: Mapping[str, str], notes: Sequence[Place]) -> None:
-    """Make a checkpoint of what is written; one that has its name is replaced.
+    """Make a checkpoint of the written files, in place of one that has its name.
 
     Args:
         writing: where the files are.
@@ -220,7 +220,7 @@ def is_over(writing: Place, note: Place) -> bool:
 
 
 def remove(folder: Place) -> None:
-    """Remove a folder, which is no checkpoint any more from the first moment on."""
+    """Remove a folder so that it is no checkpoint from the first moment on."""
     with contextlib.suppress(OSError):
         if isinstance(folder, Stored):
             if (folder / MANIFEST).is_file():

@@ -133,7 +133,7 @@ def _header(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _chunks(file: str, dtype: str, shape: tuple[int, ...], start: tuple[int, ...], begin: int) -> Iterable[Chunk]:
-    """Rows of a block, as many as are mapped at once."""
+    """Yield the rows of a block, as many as are mapped at once."""
     size = numpy_dtype(dtype).itemsize
     if not shape:
         return [Chunk(file, begin, begin + size, (), (), "")]

@@ -50,7 +50,7 @@ class FileBlock:
 
 
 class File:
-    """A file that is being written; its blocks are added in the order in which it was told them.
+    """A file that is being written. Blocks are added in the order in which they were announced.
 
     Args:
         path: the path of the file, which is not there.
@@ -100,7 +100,7 @@ class File:
             self._position = end
 
     def close(self, down_to_disk: bool) -> None:
-        """End the file, whose bytes are then on the disk where that is asked for."""
+        """Close the file, after its bytes were flushed to the disk if that was asked for."""
         with self._file:
             if down_to_disk and isinstance(self._path, Path):  # a store has it when the file is closed
                 self._file.flush()

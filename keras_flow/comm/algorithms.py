@@ -80,7 +80,7 @@ def _check_op(op: str, name: str, call: str) -> None:
 
 
 def no_gradient(op: str, call: str) -> Begin:
-    """In the place of the gradient of an op that has none."""
+    """Raise, in the place of the gradient of an op that has none."""
 
     def refuse(cotangents: Values) -> Pending:
         raise FlowError(f"kf.comm.{call}: op={op!r} has no gradient; 'sum' and 'mean' have")
@@ -89,7 +89,7 @@ def no_gradient(op: str, call: str) -> Begin:
 
 
 def all_reduce(group: Group, values: Values, op: str) -> Pending:
-    """Reduced over the ranks, on each."""
+    """Reduce tensors over the ranks; every rank gets the result."""
     engine = tensor_engine()
     first = next(iter(values.values()))
     shape, count = shape_of(first), len(group.ranks)
@@ -120,17 +120,17 @@ def reduce_scatter(group: Group, flat: Values, op: str, parts: Sequence[int]) ->
 
 
 def gather(group: Group, flat: Values, parts: Sequence[int]) -> Pending:
-    """Flat tensors of all ranks, one after the other."""
+    """Gather the flat tensors of all ranks, joined in the order of ranks."""
     return tensor_engine().gather_all(group.ranks, flat, list(parts))
 
 
 def exchange(group: Group, flat: Values, counts: Counts) -> Pending:
-    """Parts of flat tensors for each rank."""
+    """Send each rank its part of every flat tensor."""
     return tensor_engine().exchange(group.ranks, flat, counts)
 
 
 def broadcast(group: Group, values: Values, source: int) -> Pending:
-    """The value of one rank, on all; of the others' the shape counts."""
+    """Send the value of one rank to all; of the others' values only the shape is used."""
     engine = tensor_engine()
     first = next(iter(values.values()))
     shape, count = shape_of(first), len(group.ranks)
@@ -153,7 +153,7 @@ def broadcast(group: Group, values: Values, source: int) -> Pending:
 
 
 def broadcast_text(members: Group, facts: Any, src: int) -> Any:
-    """Facts of rank `src` (texts, numbers and lists of them), on all ranks; JSON, which runs nothing."""
+    """Send facts of rank `src` (texts, numbers, lists of them) to all ranks, as JSON, which cannot run code."""
     if members.is_local:
         return json.loads(json.dumps(facts))
     data = json.dumps(facts).encode() if src in members.mine else b""
@@ -161,7 +161,7 @@ def broadcast_text(members: Group, facts: Any, src: int) -> Any:
 
 
 def broadcast_bytes(members: Group, data: bytes, src: int) -> bytes:
-    """The bytes of rank `src`: first how many."""
+    """Send the bytes of rank `src` to all ranks: first their number, then the bytes."""
     engine = tensor_engine()
     sizes = {rank: engine.put(np.array([len(data)], "int32"), rank) for rank in members.mine}
     told = broadcast(members, sizes, src).results()

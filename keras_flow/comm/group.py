@@ -78,11 +78,11 @@ class Group:
         return "" if self.order == self.ranks else f" in the order {list(self.order)}"
 
     def in_order(self, values: Sequence[Any]) -> list[Any]:
-        """Values of the members by rank, in the order of the placement."""
+        """Put values that are in ascending order of ranks into the order of the placement."""
         return [values[self.ranks.index(rank)] for rank in self.order]
 
     def by_rank(self, values: Sequence[Any]) -> list[Any]:
-        """Values in the order of the placement, by rank."""
+        """Put values that are in the order of the placement into ascending order of ranks."""
         return [values[self.order.index(rank)] for rank in self.ranks]
 
     def check_member(self, rank: int, call: str) -> None:
@@ -222,7 +222,7 @@ def empty(dtype: str, rank: int) -> Any:
 
 
 def parts_of(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-    """The tensors of these shapes that lie one after the other."""
+    """Cut a flat tensor into tensors of these shapes."""
     ends = list(accumulate(elements(shape) for shape in shapes))
     starts = [0, *ends[:-1]]
     return [
@@ -259,7 +259,7 @@ def require_same(group: Group, calls: Mapping[int, Call]) -> None:
 
 
 def enter(group: Group, words: str) -> None:
-    """A call that was compared before: its processes do not meet again."""
+    """Enter a call that was compared before, without a meeting of its processes."""
     if not group.is_local and processes_of(group.ranks) is None:
         # its line is found where somebody asks for it
         meeting.enter(f"kf.comm.{words.partition(' ')[0]}", "", waits=True)
@@ -282,7 +282,7 @@ def processes_of(ranks: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def note_compared(ranks: tuple[int, ...], call: Call) -> None:
-    """All these ranks are known to make this call."""
+    """Note that all these ranks are known to make this call."""
     _compared.add((ranks, call))
 
 
@@ -318,7 +318,7 @@ def shape_of_words(row: np.ndarray) -> tuple[int, ...]:
 
 
 def exchanged_shapes(group: Group, shapes: Mapping[int, Sequence[tuple[int, ...]]]) -> dict[int, list[tuple[int, ...]]]:
-    """The shapes of what each rank of this process will get from each member, of those that they send."""
+    """Exchange shapes: return those of the tensors that each rank of this process will get from each member."""
     if group.is_local:
         return {rank: [shapes[sender][place] for sender in group.ranks] for place, rank in enumerate(group.ranks)}
     engine, count = tensor_engine(), len(group.ranks)
@@ -332,7 +332,7 @@ def exchanged_shapes(group: Group, shapes: Mapping[int, Sequence[tuple[int, ...]
 
 
 def _gathered(group: Group, words: Mapping[int, np.ndarray], length: int) -> dict[int, np.ndarray]:
-    """Rank -> its words, of all ranks."""
+    """Gather the words of all ranks, by rank."""
     engine = tensor_engine()
     values = {rank: engine.put(row, rank) for rank, row in words.items()}
     got = engine.gather_all(group.ranks, values, [length] * len(group.ranks)).results()

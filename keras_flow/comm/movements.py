@@ -346,7 +346,7 @@ def barrier(group: Placement | None = None) -> None:
 
 
 def _shapes(members: Group, values: dict[int, Any], call: str, same_shape: bool) -> list[Shape]:
-    """Those of all ranks, who make one call: asked for, unless they are the same."""
+    """Check that all ranks make one call, and return their shapes; they are exchanged unless all are the same."""
     first, words = next(iter(values.values())), f"{call}{members.order_in_words}"
     if same_shape:
         _check_equal(members, values, f"{words} of same_shape")
@@ -383,7 +383,7 @@ def _gathered(members: Group, values: dict[int, Any], shapes: list[Shape], async
 
 
 def _counts(members: Group, sent: Mapping[int, list[Shape]], received: Mapping[int, list[Shape]]) -> Counts:
-    """Elements from each rank to each, as far as this process has to do with them."""
+    """Return the elements from each rank to each, as far as this process sends or receives them."""
     counts = [[0] * len(members.ranks) for _ in members.ranks]
     for place, rank in enumerate(members.ranks):
         for other, shape in enumerate(sent.get(rank, [])):

@@ -130,7 +130,7 @@ def _check_other(rank: int, call: str, name: str) -> None:
 
 
 def _meet(source: int, target: int) -> None:
-    """The two processes meet before the first message from one rank to the other."""
+    """Let the two processes meet before the first message from one rank to the other."""
     if not is_compared((source, target), _CALL):
         meeting.meet_some(f"kf.comm.send from rank {source} to rank {target}, and its recv", _processes(source, target))
         note_compared((source, target), _CALL)
@@ -141,13 +141,13 @@ def _processes(*ranks: int) -> tuple[int, ...]:
 
 
 def _pair(source: int, target: int, here: int) -> Group:
-    """Two ranks, in one order on both, whoever sends; `here` is that of this process."""
+    """Return the group of two ranks, in the same order on both; `here` is the rank of this process."""
     pair = (min(source, target), max(source, target))
     return Group(pair, (here,), pair)
 
 
 def _moved(source: int, target: int, here: int, flat: Any, count: int) -> Any:
-    """An exchange between two ranks of which one sends."""
+    """Run an exchange between two ranks, of which one sends."""
     pair = _pair(source, target, here).ranks
     table = [[count if (sender, receiver) == (source, target) else 0 for receiver in pair] for sender in pair]
     with meeting.waiting_for(_processes(source, target), f"kf.comm.{'send' if here == source else 'recv'}"):

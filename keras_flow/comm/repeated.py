@@ -118,7 +118,7 @@ def keep(
 
 
 def _waiting(run: Run, call: str, processes: tuple[int, ...]) -> Run:
-    """`run`, of which others learn for whom it waits."""
+    """Return `run`, during which other processes learn for whom this one waits."""
 
     def waits(given: Any) -> Any:
         with meeting.waiting_for(processes, f"kf.comm.{call}"):

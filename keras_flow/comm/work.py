@@ -30,7 +30,7 @@ class Work:
         self._is_done = False
 
     def wait(self) -> Any:
-        """Wait until it has ended, and give its result; again the same when called again."""
+        """Wait for the collective and return its result; a later call returns the same."""
         if not self._is_done:
             self._result, self._is_done = self._finish(self._pending.results()), True
             self._pending = Pending(dict)  # what it had to keep until now

@@ -48,7 +48,7 @@ class BatchPlan:
 
 
 def rows_asked(batch_size: object) -> int | None:
-    """The number of rows that a user's `batch_size` says, NumPy's whole numbers among them; None where it says none.
+    """Return the rows that a user's `batch_size` says, also as a whole number of NumPy's; None where it says none.
 
     >>> rows_asked(np.int64(30)), rows_asked(0), rows_asked(True), rows_asked(2.0)
     (30, 0, None, None)

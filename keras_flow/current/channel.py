@@ -30,7 +30,7 @@ _RETRY_SECONDS = 0.1
 
 
 class StrangerError(ConnectionError):
-    """Who connected does not know the job's secret, or does not speak as its processes do."""
+    """The other side does not know the job's secret, or does not speak as the job's processes do."""
 
 
 class Channel:
@@ -88,7 +88,7 @@ class Channel:
         return self._socket.getpeername()[0]
 
     def taken(self) -> socket.socket:
-        """The connected socket, for what is no message; the channel is not used after it."""
+        """Return the connected socket, for data that are no messages. The channel must not be used afterwards."""
         assert not self._received
         self._socket.settimeout(None)
         return self._socket

@@ -76,7 +76,7 @@ def in_short_waits(
     count: int,
     seconds: float,
 ) -> str:
-    """A text of another process, waited for in pieces: within one a process hears no signal.
+    """Wait for a text of another process in short waits, since a process hears no signal within one.
 
     Args:
         ask: the text of a key, from the engine's store; how many milliseconds it waits for it.
@@ -149,12 +149,12 @@ def own_address(processes: Processes) -> str:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """How a socket to or at a host names it: IPv6 where its address is one, otherwise IPv4."""
+    """Return the address family of a socket to or at a host: IPv6 where its address is one, otherwise IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def check_port(processes: Processes) -> None:
-    """In process 0: that nobody listens at the coordinator's port yet; an engine may abort where somebody does.
+    """Check, in process 0, that the coordinator's port is free: an engine may abort where somebody listens there.
 
     Raises:
         FlowError: the port is in use, or the address is none of this host.

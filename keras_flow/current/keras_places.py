@@ -209,7 +209,7 @@ def owner(place: str, name: str) -> Any:
 
 
 def private(module: str, name: str, why: str) -> Any:
-    """A private name that is used and not wrapped, which is noted with the reason.
+    """Return the object of a private name that is used without being wrapped, and note the reason.
 
     Args:
         module: its place.
@@ -252,7 +252,7 @@ def is_of_keras(thing: type | Callable[..., object], kind: str = "") -> bool:
 def explained(
     error: Exception, function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
 ) -> Exception:
-    """An error of a function in Keras's words, with the arguments of the call.
+    """Return an error of a function in Keras's words, with the arguments of the call.
 
     Args:
         error: what the function raised.

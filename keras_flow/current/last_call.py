@@ -15,7 +15,7 @@ _page: mmap.mmap | None = None
 
 
 def open_page(path: Path) -> None:
-    """Keep it in this file from now on."""
+    """Keep the last call in this file from now on."""
     global _page
     path.write_bytes(bytes(_LENGTH))
     with path.open("r+b") as file:
@@ -23,7 +23,7 @@ def open_page(path: Path) -> None:
 
 
 def enter(text: str) -> None:
-    """A collective, or a step that has collectives in it, begins."""
+    """Note that a collective begins, or a step that has collectives."""
     if _page is not None:
         _page[:] = text.encode()[:_LENGTH].ljust(_LENGTH, b"\0")
 

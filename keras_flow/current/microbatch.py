@@ -26,7 +26,10 @@ class Microbatch:
     rows: int
 
     def of(self, length: int) -> tuple[int, slice]:
-        """The length of a dim 0 in the batch that has `length` here, and what is here; a layer may merge dims."""
+        """Return the batch's length of a dim 0 of `length` here, and the slice of it that is here.
+
+        The dim may be longer than the rows: a layer may merge others into it.
+        """
         each = length // self.count
         return self.rows * each, slice(self.start * each, self.start * each + length)
 

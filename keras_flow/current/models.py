@@ -46,7 +46,7 @@ def distribution_of(model: keras.Layer) -> Distribution | None:
 
 
 def remembered(model: keras.Layer) -> Distribution | None:
-    """The distribution under which the model's variables were created or last re-laid, otherwise it itself; or None."""
+    """Return the distribution that last laid a model's variables, otherwise the scope that made it, otherwise None."""
     for variable in model.variables:
         layout = keras_layout(variable)
         if layout is not None:

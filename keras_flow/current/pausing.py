@@ -35,7 +35,7 @@ class Gate:
         self._changed = threading.Condition()
 
     def pass_through(self) -> None:
-        """Called before a step: waits while the gate is held.
+        """Wait while the gate is held; called before each step.
 
         Raises:
             KeyboardInterrupt: the steps are to stop here.

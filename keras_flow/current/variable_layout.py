@@ -69,7 +69,7 @@ class KerasLayout(keras.distribution.TensorLayout):
 
     @property
     def of_job(self) -> VariableLayout:
-        """The layout as every process sees it: of what each of several has alike, all of them."""
+        """The layout as every process sees it: what several processes hold alike has the ranks of all of them."""
         holders, own = self.distribution.holders, self.given.layout
         if not holders or holders == own.placement.ranks:
             return self.given

@@ -190,7 +190,7 @@ class FlowDistribution(Distribution):
         self._entered = True
 
     def ensure_entered(self) -> None:
-        """`enter`, unless a scope did so before: `keras.distribution.set_distribution` opens none."""
+        """Call `enter`, unless a scope did so before: `keras.distribution.set_distribution` opens none."""
         if not self._entered:
             self.enter()
 

@@ -57,7 +57,7 @@ class Fallbacks:
             self.say()
 
     def say(self) -> None:
-        """Warn of all that waits."""
+        """Warn of all fallbacks that wait."""
         waiting, self._waiting = self._waiting, {}
         for (_, reason), paths in waiting.items():
             warn(f"{first_of(paths)}: {reason}", LayoutFallback)

@@ -142,7 +142,7 @@ def _place(variable: keras.Variable, distribution: Distribution, owner: reachabl
 
 
 def lay_optimizer(optimizer: keras.Optimizer, distribution: Distribution) -> bool:
-    """Give an optimizer's slots the layouts that go with their variables'; whether any changed.
+    """Give an optimizer's slots the layouts that go with their variables'; return whether any changed.
 
     Slots have no reference to their variable, only a name by it: `path_with_underscores + "_" + slot`.
     """

@@ -57,5 +57,5 @@ def _made(make: Callable[..., types.CodeType], arguments: tuple[object, ...], fi
 
 
 def _lines_of(files: set[str]) -> dict[str, list[str]]:
-    """The source of those files that are none on disk: cells of a notebook, for example."""
+    """Return the source of those files that are not on disk, for example of cells of a notebook."""
     return {file: list(linecache.getlines(file)) for file in sorted(files) if not Path(file).is_file()}

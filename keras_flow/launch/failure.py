@@ -163,7 +163,7 @@ def tail(text: str, lines: int = TAIL_LINES) -> str:
 
 
 def left_how(code: int) -> str:
-    """In words, how a process left.
+    """Say in words how a process left.
 
     Example:
         >>> left_how(-9)

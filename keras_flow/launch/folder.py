@@ -25,11 +25,11 @@ class JobFolder:
         return self.path / "result"
 
     def failure(self, rank: int) -> Path:
-        """The exception that ended a rank."""
+        """The file with the exception that ended a rank."""
         return self.path / f"failure-{rank}.json"
 
     def left(self, rank: int) -> Path:
-        """Exists once a rank's program has come to its end, well; what runs at exit may still wait for others."""
+        """A file that exists once a rank's program has ended well; what runs at exit may still wait for others."""
         return self.path / f"left-{rank}"
 
     def stack(self, rank: int) -> Path:
@@ -42,11 +42,11 @@ class JobFolder:
 
     @property
     def asks_for_time(self) -> Path:
-        """Exists once a process has something to do before the job ends (`kf.on_preemption`)."""
+        """A file that exists once a process has something to do before the job ends (`kf.on_preemption`)."""
         return self.path / "asks-for-time"
 
     def asked(self, rank: int) -> Path:
-        """The number of a signal that asked one process to end, in place of its launcher."""
+        """The file with the number of a signal by which one process, and not its launcher, was asked to end."""
         return self.path / f"asked-{rank}"
 
     def saved(self, rank: int) -> Path:

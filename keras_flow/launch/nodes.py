@@ -66,7 +66,7 @@ class Nodes(ABC):
 
     @abstractmethod
     def begin(self, port: int) -> int:
-        """Wait until all hosts are ready for the processes to start; the coordinator's port, which host 0 chose."""
+        """Wait until all hosts are ready to start processes; return the coordinator's port, which host 0 chose."""
 
     def look(self) -> None:
         """Read what the other hosts said; called a few times a second.
@@ -156,7 +156,7 @@ class NoOtherNodes(Nodes):
     """A job on one host."""
 
     def begin(self, port: int) -> int:
-        """Nobody to wait for."""
+        """Return at once: there is nobody to wait for."""
         return port
 
 

@@ -142,14 +142,14 @@ class Host:
         return f"rank {self._rank}"  # before each line that it prints
 
     def where(self) -> tuple[str, str, int]:
-        """Its node, the address of that node, and a free port there."""
+        """Return the actor's node, the address of that node, and a free port there."""
         import ray
 
         context = ray.get_runtime_context()
         return context.get_node_id(), ray.util.get_node_ip_address(), environment.free_port()
 
     def run(self, job: Job, token: str, payload: bytes | None) -> bytes | None:
-        """Run the process until all of the job have ended; what it sends back."""
+        """Run the process until all of the job have ended; return what it sends back."""
         if job.script is not None and not Path(job.script).is_file():
             raise LaunchError(
                 f"{job.script} is not a file on the node of rank {self._rank}. Put it where all nodes find it, or "
