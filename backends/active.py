@@ -59,8 +59,8 @@ def checked_name() -> str:
     name = backend_name()
     if name not in ENGINES:
         raise FlowError(
-            f"{unknown(name, ENGINES)}. Set the environment variable KERAS_BACKEND to one of these before keras is "
-            "imported"
+            f"{unknown(name, that_train())}. Set the environment variable KERAS_BACKEND to one of these before keras "
+            "is imported"
         )
     engine = ENGINES[name]
     # not by an import, which would take seconds and load the engine

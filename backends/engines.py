@@ -168,13 +168,17 @@ def require_known(names: Sequence[str], legal: Collection[str]) -> None:
 
 
 def unknown(name: str, legal: Iterable[str]) -> str:
-    """Return the text of an error about a backend that does not exist.
+    """Return the text of an error about a backend that does not exist, or that does not train.
 
     Example:
         >>> unknown("pytorch", ["jax", "torch"])
         "keras_flow has no backend 'pytorch': did you mean torch? Legal are jax, torch"
+        >>> unknown("numpy", ["jax", "torch"])
+        'the numpy backend trains nothing: legal are jax, torch'
     """
     known = list(legal)
+    if name in ENGINES:
+        return f"the {name} backend trains nothing: legal are {', '.join(known)}"
     near = _OTHER_NAMES.get(name.lower()) or next(iter(difflib.get_close_matches(name.lower(), known, 1)), None)
     hint = f"did you mean {near}? Legal are" if near in known else "legal are"
     return f"keras_flow has no backend {name!r}: {hint} {', '.join(known)}"

@@ -52,7 +52,12 @@ except kf.FlowError as error: print(error)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("openvino", "legal are jax, tensorflow, torch"), ("pytorch", "did you mean torch?")]
+    ("name", "said"),
+    [
+        ("openvino", "legal are jax, tensorflow, torch."),
+        ("pytorch", "did you mean torch?"),
+        ("jaxx", "did you mean jax?"),
+    ],
 )
 def test_unknown_backend(name: str, said: str) -> None:
     assert f"keras_flow has no backend '{name}': {said}" in tell(ERROR, name)
