@@ -5,3 +5,23 @@ LAYOUTS = (
     "dpN, tpN, AxB, ppN, ppNxdpM, ppNxtpM, ppNxdpMxtpK, dpNz1 or AxBz3 (zero=1 to 3), "
     "dpNr, AxBz3r or ppNr (activations are computed again)"
 )
+
+#: a name -> what it is
+_EXAMPLES = {
+    "dp4": "data parallel: the rows of a batch are split over 4 ranks",
+    "tp4": "tensor parallel: weights are split over 4 ranks by the file's rules()",
+    "2x2": "both: rows over 2 ranks, weights over 2",
+    "pp2": "pipeline of 2 stages; pp2xdp2, pp2xtp2: each stage on 2 ranks",
+    "dp4z1": "zero=1: ranks share the optimizer state; z2: gradients too, z3: weights",
+    "dp4r": "remat: activations are computed again, to save memory; 2x2z3r, pp2r",
+}
+
+
+def taught() -> str:
+    """Return the end of a command's help: what a name of a layout means, a line each.
+
+    Paragraphs, because the help fills lines.
+    """
+    return "\n\n".join(
+        ["Names of layouts, with other numbers too:", *(f"{name:6}  {what}" for name, what in _EXAMPLES.items())]
+    )

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from keras_flow import __version__, settings
+from keras_flow import __version__, layout_names, settings
 from keras_flow.cli.boxing import boxing
 from keras_flow.cli.checkpoint import checkpoint
 from keras_flow.cli.compare import compare
@@ -101,12 +101,12 @@ def _before(
 
 _add(boxing)
 _add(checkpoint)
-_add(compare)
+_add(compare, epilog=layout_names.taught())
 _add(doctor)
-_add(explain)
+_add(explain, epilog=layout_names.taught())
 _add(init)
 _add(launch, context_settings={"allow_interspersed_args": False})
-_add(verify)
+_add(verify, epilog=layout_names.taught())
 
 
 def _show_warning(message: Any, category: type[Warning], filename: str, lineno: int, *others: Any) -> None:

@@ -9,7 +9,6 @@ import typer
 
 from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
 from keras_flow.errors import require_file
-from keras_flow.layout_names import LAYOUTS
 
 #: help of `--backends`, of verify too
 BACKENDS = "Keras backends, separated by commas; default: those that are installed."
@@ -26,8 +25,8 @@ def compare(
     layouts: Annotated[
         str | None,
         typer.Option(
-            help=f"1, {LAYOUTS}, or names from distributions(), separated by commas; default: {_LAYOUTS}, of a file "
-            f"without rules() {_WITHOUT_RULES}."
+            help="1 (one device) and names from the list below or from distributions(), separated by commas; default: "
+            f"{_LAYOUTS}, of a file without rules() {_WITHOUT_RULES}."
         ),
     ] = None,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from keras_flow.errors import require_file
-from keras_flow.layout_names import LAYOUTS
 
 #: help of the options of a pipeline's layout
 SCHEDULE = "Of a pipeline: gpipe, 1f1b (the default), interleaved, zb1p, zbv or auto."
@@ -23,7 +22,7 @@ def explain(
     ],
     layout: Annotated[
         str,
-        typer.Option(help=f"{LAYOUTS}, or a name from distributions()."),
+        typer.Option(help="dp4, tp4, 2x2 or another name from the list below, or one from distributions()."),
     ],
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of a global batch.")] = 64,
     ranks: Annotated[

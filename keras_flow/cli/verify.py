@@ -12,7 +12,6 @@ import typer
 from keras_flow.cli.compare import BACKENDS, names_of
 from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
 from keras_flow.errors import require_file
-from keras_flow.layout_names import LAYOUTS
 
 
 def verify(
@@ -22,7 +21,7 @@ def verify(
     ],
     layout: Annotated[
         str,
-        typer.Option(help=f"{LAYOUTS}, or a name from distributions()."),
+        typer.Option(help="dp4, tp4, 2x2 or another name from the list below, or one from distributions()."),
     ],
     backends: Annotated[str | None, typer.Option(help=BACKENDS)] = None,
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many rows to verify, from the first.")] = 64,
