@@ -63,41 +63,23 @@ def working(what: str, console: Console | None = None) -> Iterator[Callable[[str
         bar.stop()
 
 
-class Lines:
-    """Writes what is being done, every half a minute: for output that is no terminal.
-
-    Args:
-        console: where.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._began = self._last = time.monotonic()
-
-    def is_due(self) -> bool:
-        """Whether it is time for a line."""
-        return time.monotonic() - self._last >= EVERY_SECONDS and not self._console.quiet
-
-    def write(self, text: str) -> None:
-        """Write a line, with the seconds since the beginning."""
-        self._last = now = time.monotonic()
-        self._console.print(f"{text} ({now - self._began:.0f} s)", markup=False, highlight=False, soft_wrap=True)
-
-
 @contextmanager
 def _lines(what: str, console: Console) -> Iterator[Callable[[str], None]]:
-    """Write a line every half a minute while the body runs; yields what changes its text."""
-    lines, texts, over = Lines(console), [what], threading.Event()
+    """Write a line with the seconds so far, every half a minute while the body runs; yields what changes its text."""
+    said, over = {"text": what}, threading.Event()
 
     def write() -> None:
+        began = last = time.monotonic()
         while not over.wait(min(1.0, EVERY_SECONDS / 4)):
-            if lines.is_due():
-                lines.write(texts[-1])
+            now = time.monotonic()
+            if now - last >= EVERY_SECONDS and not console.quiet:
+                last = now
+                console.print(f"{said['text']} ({now - began:.0f} s)", markup=False, highlight=False, soft_wrap=True)
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
     try:
-        yield texts.append
+        yield lambda text: said.update(text=text)
     finally:
         over.set()
         thread.join()

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from keras_flow import progress
-from keras_flow.compare import runner
 
 
 def shown(terminal: bool, seconds: float, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -58,8 +57,3 @@ def test_a_notebook_shows_it_where_rich_can_draw(has_widgets: bool, monkeypatch:
     """Without ipywidgets rich warns in the cell and draws nothing."""
     monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: name if has_widgets else None)
     assert progress.is_seen(Console(file=io.StringIO(), force_jupyter=True)) is has_widgets
-
-
-def test_a_comparison_draws_its_bars_in_terminals_only() -> None:
-    assert runner._progress(Console(file=io.StringIO())).disable
-    assert not runner._progress(Console(file=io.StringIO(), force_terminal=True)).disable

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from keras_flow import __version__, atomic, npz
 from keras_flow.backends.engine_process import EngineProcess
@@ -27,7 +26,7 @@ from keras_flow.compare.known_differences import ProgramFacts, that_fit
 from keras_flow.compare.options import CompareJob, CompareOptions
 from keras_flow.compare.result import Comparison, Known, RunResult
 from keras_flow.errors import FlowError
-from keras_flow.progress import Lines, is_seen
+from keras_flow.progress import working
 from keras_flow.rules_check import RulesCheck
 from keras_flow.runtime import versions
 from keras_flow.units import amount
@@ -46,13 +45,13 @@ def compare(options: CompareOptions, console: Console | None = None) -> int:
         FlowError: an unknown or missing backend, or an error of the user's file.
     """
     console = console or Console()
-    result = compared(options, console)
+    result = compared(options)
     table.show(result, console)
     console.print(f"report: {options.out / 'report.html'}, {options.out / 'report.json'}")
     return 1 if result.failures else 0
 
 
-def compared(options: CompareOptions, console: Console) -> Comparison:
+def compared(options: CompareOptions) -> Comparison:
     """Run a comparison and write `report.html` and `report.json`; the same without a table.
 
     Raises:
@@ -66,11 +65,11 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
     with _report_folder(options.out), tempfile.TemporaryDirectory(prefix="keras-flow-compare-") as name:
         folder = Path(name)
         jobs = [_job(options, backend, layouts, folder) for backend in backends]
-        with _progress(console) as progress, RulesCheck(options.file, layouts, backends, "a comparison") as check:
+        with working("comparing") as tell, RulesCheck(options.file, layouts, backends, "a comparison") as check:
             for job in jobs:
-                _run(job, "train", progress, check)
+                _run(job, "train", tell, check)
             for job in jobs:
-                _run(job, "evaluate", progress, check)
+                _run(job, "evaluate", tell, check)
             # the processes only write files, so that a reader of them needs no engine
             runs = {
                 (job.backend, layout): json.loads((job.of_run(layout) / "run.json").read_text())
@@ -79,7 +78,7 @@ def compared(options: CompareOptions, console: Console) -> Comparison:
             }
             weights: dict[tuple[str, str], deviations.Deviation] = {}
             for job in jobs:
-                found = _weights_of(job, runs, lambda again: _run(again, "train", progress, check))
+                found = _weights_of(job, runs, lambda again: _run(again, "train", tell, check))
                 weights |= {(job.backend, layout): each for layout, each in found.items()}
         result = judge(options, jobs, runs, skipped, weights)
     result.write(options.out / "report.json")
@@ -152,75 +151,40 @@ def _perturbed(job: CompareJob) -> CompareJob:
     return again
 
 
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description:<24}"),
-        BarColumn(),
-        TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not is_seen(console),
-    )
-
-
-def _run(job: CompareJob, action: str, progress: Progress, check: RulesCheck) -> None:
-    """Run the process of one backend to its end, and show its steps.
+def _run(job: CompareJob, action: str, tell: Callable[[str], None], check: RulesCheck) -> None:
+    """Run the process of one backend to its end, and tell what it does.
 
     Raises:
         FlowError: it failed, and the text is its own error; or rules are wrong.
     """
     folder = Path(job.folder)
-    label = f"{job.backend}: {'starting' if action == 'train' else 'all weights, evaluated'}"
-    waiting = progress.add_task(label, total=1, note="")
-    tasks: dict[str, TaskID] = {}
-    lines = Lines(Console(stderr=True))
 
     def meanwhile() -> None:
         check.raise_what_is_found()
-        if not progress.disable:
-            _follow(job, tasks, progress)
-        elif lines.is_due():
-            lines.write(_last_words(job, action))
-        if tasks:
-            progress.update(waiting, visible=False)
+        tell(_doing(job, action))
 
     file = str(folder / f"job-{job.backend}.json")
     with EngineProcess(job.backend, "keras_flow.compare.worker", action, file) as process:
         process.wait(meanwhile=meanwhile)
-        _follow(job, tasks, progress)
         if process.status:
             reason = folder / f"failed-{job.backend}-{action}.txt"
             text = reason.read_text().strip() if reason.exists() else process.last_words(3000)
             raise FlowError(f"{job.backend}: {text}")
-    progress.update(waiting, completed=1, visible=not tasks)
 
 
-def _events(job: CompareJob) -> Iterator[dict]:
-    """What a process has written of its steps so far; it may be writing the last line now."""
+def _doing(job: CompareJob, action: str) -> str:
+    """What a process does now, by the last whole line that it has written of its steps."""
+    if action == "evaluate":
+        return f"{job.backend}: evaluating the weights of all runs"
     path = Path(job.folder) / f"events-{job.backend}.jsonl"
-    if path.exists():
-        for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
-                yield json.loads(line)
-
-
-def _last_words(job: CompareJob, action: str) -> str:
-    """What a process has written of its last step."""
-    events = list(_events(job)) if action == "train" else []
-    if not events:
-        return f"{job.backend}: {'starting' if action == 'train' else 'all weights, evaluated'}"
-    event = events[-1]
-    return f"{job.backend} {event['layout']}: step {event['step']} of {event['steps']}, its loss {event['loss']:.4f}"
-
-
-def _follow(job: CompareJob, tasks: dict[str, TaskID], progress: Progress) -> None:
-    """Show the last step of each layout that the process has written of."""
-    last = {event["layout"]: event for event in _events(job)}
-    for layout, event in last.items():
-        if layout not in tasks:
-            tasks[layout] = progress.add_task(f"{job.backend}: {layout}", total=event["steps"], note="")
-        progress.update(tasks[layout], completed=event["step"], note=f"loss of this step {event['loss']:.4f}")
+    lines = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+    if not lines:
+        return f"{job.backend}: starting"
+    event = json.loads(lines[-1])
+    run = f"{job.backend} {event['layout']}"
+    if not event["step"]:
+        return f"{run}: the first step"
+    return f"{run}: step {event['step']} of {event['steps']}, its loss {event['loss']:.4f}"
 
 
 def judge(

@@ -279,6 +279,7 @@ def _watch(job: CompareJob, layout: str, steps: int, leads: bool):
             self.losses: list[float] = []
             self.seconds: list[float] = []
             self._began = 0.0
+            self._tell()
 
         def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
             self._began = time.perf_counter()
@@ -287,14 +288,12 @@ def _watch(job: CompareJob, layout: str, steps: int, leads: bool):
             self.losses.append(float(logs["loss"]))  # type: ignore[index]  # reading it waits for the step
             self.seconds.append(time.perf_counter() - self._began)
             # every fifth step: the parent reads the file a few times a second
-            if leads and (len(self.losses) % 5 == 0 or len(self.losses) == steps):
-                line = {
-                    "backend": job.backend,
-                    "layout": layout,
-                    "step": len(self.losses),
-                    "steps": steps,
-                    "loss": self.losses[-1],
-                }
+            if len(self.losses) % 5 == 0 or len(self.losses) == steps:
+                self._tell()
+
+        def _tell(self) -> None:
+            if leads:
+                line = {"layout": layout, "step": len(self.losses), "steps": steps, "loss": (self.losses or [0.0])[-1]}
                 with events.open("a") as file:
                     file.write(json.dumps(line) + "\n")
 

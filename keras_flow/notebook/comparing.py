@@ -81,4 +81,4 @@ def compare(
         seed=seed,
         out=Path(out),
     )
-    return ShownComparison(compared(options, Console(stderr=True)))
+    return ShownComparison(compared(options))

@@ -31,11 +31,14 @@ def test_layouts_whose_names_begin_alike_keep_their_ranks_apart(tmp_path: Path) 
 
 def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     own, path = job(tmp_path, "1"), tmp_path / "events-jax.jsonl"
-    line = json.dumps({"backend": "jax", "layout": "1", "step": 5, "steps": 10, "loss": 0.25})
+    line = json.dumps({"layout": "1", "step": 5, "steps": 10, "loss": 0.25})
     path.write_text(line[:9])
-    assert runner._last_words(own, "train") == "jax: starting"
+    assert runner._doing(own, "train") == "jax: starting"
     path.write_text(f"{line}\n{line[:-1]}")
-    assert runner._last_words(own, "train") == "jax 1: step 5 of 10, its loss 0.2500"
+    assert runner._doing(own, "train") == "jax 1: step 5 of 10, its loss 0.2500"
+    path.write_text(f'{line}\n{{"layout": "dp4", "step": 0, "steps": 10, "loss": 0.0}}\n')
+    assert runner._doing(own, "train") == "jax dp4: the first step", "which compiles"
+    assert runner._doing(own, "evaluate") == "jax: evaluating the weights of all runs"
 
 
 def test_weights_of_bfloat16_are_compared_and_perturbed(tmp_path: Path) -> None:
