@@ -95,8 +95,8 @@ def _divisor(loss: Any, target: Any, weight: Any, mask: Any) -> Callable[[slice]
 
 
 @contextmanager
-def weighed(model: Any, own: Any) -> Iterator[None]:
-    """Inside, each compiled loss is multiplied by its share.
+def weighed(model: Any, own: Any, is_whole: bool) -> Iterator[None]:
+    """Inside, each compiled loss is multiplied by its share, and has a value for each row.
 
     The shares go where `loss_weights` are: a loss sees the predictions as the model made them (TensorFlow asks a
     softmax for its logits).
@@ -104,17 +104,45 @@ def weighed(model: Any, own: Any) -> Iterator[None]:
     Args:
         model: compiled.
         own: the shares of this micro-batch, [losses].
+        is_whole: whether the batch has no other rows, so that a loss may give one number for all.
     """
     compiled = model._compile_loss
     before = compiled._flat_losses
     compiled._flat_losses = [
-        each._replace(loss_weights=own[number] if each.loss_weights is None else own[number] * each.loss_weights)
+        each._replace(
+            loss=each.loss if is_whole else _with_rows(each.loss),
+            loss_weights=own[number] if each.loss_weights is None else own[number] * each.loss_weights,
+        )
         for number, each in enumerate(before)
     ]
     try:
         yield
     finally:
         compiled._flat_losses = before
+
+
+def _with_rows(loss: Any) -> Any:
+    """A copy of a loss that raises where the loss gives one number for all rows."""
+
+    def call(y_true: Any, y_pred: Any) -> Any:
+        values = loss.call(y_true, y_pred)
+        if not values.shape:
+            raise FlowError(
+                f"loss {loss.name!r} returns one number for the rows that it is given, which are a part of a batch: "
+                "nothing says how the numbers of all parts make that of the batch. Return a value for each row, "
+                "[rows], of which Keras takes the mean"
+            )
+        return values
+
+    copied = object.__new__(type(loss))  # `copy.copy` writes and reads a Keras object's file
+    copied.__dict__.update(vars(loss), call=call)
+    return copied
+
+
+def with_ranks(model: Any) -> Iterator[tuple[Any, int]]:
+    """Each loss of a compiled model, and the number of dims of the predictions that it reads."""
+    for loss, place in zip(_losses(model), _places(model), strict=True):
+        yield loss, len(model.outputs[place].shape)
 
 
 def _losses(model: Any) -> list[Any]:

@@ -8,8 +8,9 @@ from typing import Any
 import keras
 
 from keras_flow.backends.active import backend
-from keras_flow.backends.row_wise import row_interaction
+from keras_flow.backends.row_wise import row_interaction, row_sums
 from keras_flow.errors import FlowError, warn
+from keras_flow.pipelines import losses
 from keras_flow.pipelines.graph import CallGraph, units
 from keras_flow.pipelines.stage_ranks import StageRanks
 from keras_flow.pipelines.stages import Stage
@@ -55,6 +56,33 @@ def refuse_rows_that_interact(calls: CallGraph, lanes: int, statistics: str, who
             own[interaction.text] = None
     if own:
         warn(f"{who}: {'; '.join(own)}. A stage gives it a micro-batch at a time: a row must not depend on the others")
+
+
+def refuse_losses_over_rows(model: Any, who: str) -> None:
+    """Refuse a built loss of Keras that compares rows, and warn of losses of the user's own.
+
+    Args:
+        model: compiled, and its loss built.
+        who: the distribution's name.
+
+    Raises:
+        FlowError: naming the loss.
+    """
+    own: dict[str, None] = {}
+    for loss, rank in losses.with_ranks(model):
+        interaction = row_sums.of_loss(loss, rank)
+        if interaction is not None and interaction.kind != "own code":
+            raise FlowError(
+                f"{who}: {interaction.text}, and is given a part of a batch's rows at a time. Take a loss with a value "
+                "for each row (Dice and Tversky have one by axis=), or train under kf.DataParallel"
+            )
+        if interaction is not None:
+            own[interaction.text] = None
+    if own:
+        warn(
+            f"{who}: {'; '.join(own)}. It is given a part of a batch's rows at a time: its value for a row must not "
+            "depend on the others"
+        )
 
 
 def refuse_own_steps(model: Any) -> None:

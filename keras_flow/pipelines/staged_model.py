@@ -27,6 +27,7 @@ from keras_flow.pipelines import losses
 from keras_flow.pipelines.graph import CallGraph, filled
 from keras_flow.pipelines.lanes import Lanes, in_turn
 from keras_flow.pipelines.passes import CutBatch, Pass, host, is_float, joined
+from keras_flow.pipelines.refused import refuse_losses_over_rows
 from keras_flow.pipelines.stages import Stage, StageLayer
 from keras_flow.pipelines.update import update
 from keras_flow.schedules import Schedule
@@ -50,7 +51,7 @@ class StagedModel:
     def __init__(self, model: keras.Model, graph: CallGraph, stages: Sequence[Stage], schedule: Schedule, remat: bool):
         self.model, self.graph, self.stages, self.schedule, self.remat = model, graph, list(stages), schedule, remat
         self.lanes = Lanes(self.stages)
-        self._trained = self._said_added = False
+        self._trained = self._said_added = self._looked_at_losses = False
         #: is told the rows of a training step that has more than those before; None: nobody asks
         self.look_at_rows: Callable[[int], None] | None = None
         self._most_rows = 0
@@ -77,6 +78,7 @@ class StagedModel:
         """Forget the programs, which compute the loss and the metrics that the model was compiled with."""
         self._programs.clear()
         self._finish.clear()
+        self._looked_at_losses = False
 
     def reorder(self, schedule: Schedule) -> None:
         """Go on in another order of the same stages and micro-batches."""
@@ -150,6 +152,10 @@ class StagedModel:
         model: Any = self.model
         if not all(part is None or part.built for part in (model._compile_loss, model._compile_metrics)):
             model._symbolic_build(data_batch=tree.map_structure(_spec, batch.data))
+        if not self._looked_at_losses and model._compile_loss is not None:
+            if self.schedule.microbatches * len(self.lanes.all) > 1:
+                refuse_losses_over_rows(model, type(models.distribution_of(model)).__name__)
+            self._looked_at_losses = True
         return batch
 
     def _evaluated(self, batch: CutBatch, with_loss: bool) -> list[Pass]:
@@ -234,7 +240,7 @@ class StagedModel:
             is_last = stage is self.last
             if with_loss:
                 y_pred = filled(self.graph.outputs, dict(zip(stage.sent, outputs, strict=True)))
-                with losses.weighed(self.model, others["shares"]):
+                with losses.weighed(self.model, others["shares"], is_whole=count == rows):
                     value = self.model._compile_loss(others["y"], y_pred, others["weights"])
                 loss = loss + (0.0 if value is None else value)
         state = [scope.get_current_value(variable) for variable in stage.state]

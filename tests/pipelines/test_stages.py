@@ -231,6 +231,56 @@ def test_refused_in_fit(make: Any, settings: dict[str, Any], said: str) -> None:
         _fit(make(), **settings)
 
 
+def _contrast(y_true: Any, y_pred: Any) -> Any:
+    """A number for all rows."""
+    return keras.ops.mean(keras.ops.matmul(y_pred, keras.ops.transpose(y_true)))
+
+
+def _of_rows(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
+
+
+def _trained_with(distribution: Any, loss: Any, y: Any) -> list[Any]:
+    with distribution.scope():
+        model = _sequence()
+        model.compile("sgd", loss)
+        model.fit(np.ones((8, 4)), y, batch_size=8, verbose=0)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda: keras.losses.Dice(), "loss 'dice' works along dimension 0"),
+        (lambda: "tversky", "loss 'tversky' works along dimension 0"),
+        (lambda: keras.losses.Circle(), "loss 'circle' is not known to add up rows"),
+        (lambda: "circle", "loss 'circle' is not known to add up rows"),
+        (lambda: keras.losses.CosineSimilarity(axis=0), "loss 'cosine_similarity' works along dimension 0"),
+        (lambda: _contrast, "loss '_contrast' returns one number for the rows"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*loss '_contrast' is not known to add up rows")
+def test_losses_that_compare_rows(loss: Any, said: str) -> None:
+    y = np.zeros(8, int) if "circle" in said else np.ones((8, 2))
+    for distribution in (_pipeline(microbatches=4), kf.CentralStorage()):
+        with pytest.raises(FlowError, match=said):
+            _trained_with(distribution, loss(), y)
+    keras.utils.set_random_seed(1)
+    whole = _trained_with(_pipeline(microbatches=1), loss(), y)  # a batch that is not cut
+    keras.utils.set_random_seed(1)
+    for one, other in zip(whole, _trained_with(kf.DataParallel(), loss(), y), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_of_ones_own_is_named() -> None:
+    keras.utils.set_random_seed(1)
+    with pytest.warns(UserWarning, match="loss '_of_rows' is not known to add up rows. It is given a part"):
+        parts = _trained_with(_pipeline(microbatches=4), _of_rows, np.ones((8, 2)))
+    keras.utils.set_random_seed(1)
+    for one, other in zip(parts, _trained_with(kf.DataParallel(), "mae", np.ones((8, 2))), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_models_that_cannot_be_cut() -> None:
     model = _Own()
     model(np.ones((1, 4)))

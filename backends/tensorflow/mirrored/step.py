@@ -11,7 +11,7 @@ from keras import tree
 
 from keras_flow.backends import states
 from keras_flow.backends.hooking import hook
-from keras_flow.backends.row_wise import own_code, row_interaction, row_operations
+from keras_flow.backends.row_wise import own_code, row_interaction, row_operations, row_sums
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import host_device
 from keras_flow.backends.tensorflow.mirrored.replica_math import ReplicaRows, rows_here
@@ -51,6 +51,8 @@ class MirroredSteps:
             own_code.look_at_classes()
         _refuse_what_mixes_rows(self.model)
         (build_for_prediction if self.joined else build)(self.model, data)
+        if not self.joined:
+            _refuse_sums_of_rows(self.model)
         self._tell_optimizer()
         structure = to_tensors(data, self.model)
         flat = [leaf for leaf in tree.flatten(structure) if leaf is not None]
@@ -135,7 +137,7 @@ def _refuse_what_mixes_rows(model: keras.Model) -> None:
     """Raise for a model whose rows may interact: a replica sees its own rows only.
 
     Raises:
-        FlowError: a layer, operation, loss, metric or step that is not Keras's own or works along the rows.
+        FlowError: a layer, operation or step that is not Keras's own or works along the rows.
     """
     # such a step may gather, index or compare rows by itself, which nothing here can see
     if type(model).train_step is not keras.Model.train_step or type(model).test_step is not keras.Model.test_step:
@@ -155,19 +157,18 @@ def _refuse_what_mixes_rows(model: keras.Model) -> None:
                     f'strategy="mirrored": rows may interact{operation} of model {model.name!r}, and a replica sees '
                     f"its own rows only ({interaction.text}); {_INSTEAD}"
                 )
-    parts = (getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None))
-    # what the user named in `compile`, before Keras wraps it: a wrapper's class is always Keras's own
-    asked = [
-        getattr(part, name, None) for part in parts for name in ("_user_loss", "_user_metrics") if part is not None
-    ]
-    for function in tree.flatten(asked):
-        # `LossFunctionWrapper` and `MeanMetricWrapper` hold a user's function under different names
-        function = getattr(function, "fn", None) or getattr(function, "_fn", None) or function
-        module = getattr(function, "__module__", None) or type(function).__module__
-        # a name is one of Keras's own losses or metrics, whose sums over rows are scaled by replica
-        if function is not None and not isinstance(function, str) and not module.startswith("keras."):
-            name = getattr(function, "__name__", type(function).__name__)
-            raise FlowError(f'strategy="mirrored": rows may interact in the loss or metric {name!r}; {_INSTEAD}')
+
+
+def _refuse_sums_of_rows(model: keras.Model) -> None:
+    """Raise for a built loss or metric that is not known to add up rows: each replica adds up its own.
+
+    Raises:
+        FlowError: naming it.
+    """
+    rank = min((len(output.shape) for output in getattr(model, "outputs", None) or ()), default=0)
+    for kind in ("loss", "metric"):
+        for interaction in row_sums.of_compiled(model, kind, rank):
+            raise FlowError(f'strategy="mirrored": rows may interact: {interaction.text}; {_INSTEAD}')
 
 
 def functions_by_strategy(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:

@@ -215,6 +215,36 @@ def test_losses_and_metrics_are_looked_at() -> None:
     assert row_sums.of_loss(keras.losses.Hinge(), 2) is None
 
 
+def test_functions_and_names_are_judged_as_their_classes() -> None:
+    """By the axis that a function has without being told; the mean of a loss is a metric of rows if the loss is."""
+    for given, kind in (("circle", "unknown"), ("dice", "along rows"), ("tversky", "along rows"), ("mse", "")):
+        function = keras.losses.get(given)
+        for loss in (function, keras.losses.MeanSquaredError.__mro__[1](function)):
+            interaction = row_sums.of_loss(loss, 2)
+            assert (interaction.kind if interaction else "") == kind, (given, interaction)
+        interaction = row_sums.of_metric(keras.metrics.MeanMetricWrapper(function), 2)
+        assert (interaction.kind if interaction else "") == kind, (given, interaction)
+    for function in (keras.metrics.sparse_categorical_accuracy, keras.metrics.log_cosh):
+        assert row_sums.of_metric(keras.metrics.MeanMetricWrapper(function), 2) is None
+    dice = keras.losses.Dice(axis=(1, 2))
+    assert row_sums.of_loss(dice, 3) is None and row_sums.of_loss(keras.losses.Dice(axis=(0, 1)), 3) is not None
+    own = _own(keras.losses.mean_squared_error)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+    for is_built in (False, True):
+        model.compile("sgd", "dice", metrics=["accuracy", keras.losses.circle], weighted_metrics=[own, "mae"])
+        if is_built:
+            model._compile_loss.build(*[keras.KerasTensor((4, 3))] * 2)
+            model._compile_metrics.build(*[keras.KerasTensor((4, 3))] * 2)
+        assert [each.kind for each in row_sums.of_compiled(model, "loss", 2)] == ["along rows"]
+        assert [each.kind for each in row_sums.of_compiled(model, "metric", 2)] == ["unknown", "own code"]
+
+
+def test_metrics_that_have_a_name_add_up_rows() -> None:
+    """All that `compile` may be given by name, since Keras alone makes objects of names."""
+    made = [name for name in vars(keras.metrics) if name not in ("Mean", "Metric", "Sum")]
+    assert {name for name in made if isinstance(getattr(keras.metrics, name), type)} == row_sums._METRICS
+
+
 @dataclass
 class Scaled:
     """Callable, and without a hash, as a dataclass is."""

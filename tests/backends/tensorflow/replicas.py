@@ -59,6 +59,42 @@ def replicas_of_changed_layers() -> None:
     assert np.max(np.abs(believed - np.asarray(spectra(signal)))) > 1e-3
 
 
+def replicas_of_losses_that_compare_rows() -> None:
+    """A loss or a metric that compares rows is refused, by whichever name or argument; those of rows are not."""
+    losses, metrics = keras.losses, keras.metrics
+    x, y = np.random.RandomState(0).rand(8, 6).astype("float32"), np.eye(5, dtype="float32")[np.arange(8) % 5]
+    classes = np.arange(8) % 5
+
+    def own(y_true: object, y_pred: object) -> object:
+        return keras.ops.max(y_pred, axis=0)
+
+    refused = {
+        "loss 'circle'": {"loss": "circle"},
+        "loss 'circle_loss'": {"loss": losses.Circle(name="circle_loss")},
+        "loss 'cosine'": {"loss": losses.CosineSimilarity(axis=0, name="cosine")},
+        "loss 'dice'": {"loss": "dice"},
+        "loss 'own'": {"loss": own},
+        "metric 'cosine_of_all'": {"loss": "mse", "metrics": [metrics.CosineSimilarity("cosine_of_all", axis=0)]},
+        "metric 'circle'": {"loss": "sparse_categorical_crossentropy", "weighted_metrics": [losses.circle]},
+        "metric 'own'": {"loss": "mse", "weighted_metrics": [own]},
+    }
+    for text, settings in refused.items():
+        with kf.DataParallel(strategy="mirrored").scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "softmax")])
+            model.compile("sgd", **settings)
+            targets = classes if "circle" in text else y
+            said = str(_refusal(lambda model=model, targets=targets: model.fit(x, targets, batch_size=8, verbose=0)))
+            assert "rows may interact" in said and text in said, (text, said)
+    with kf.DataParallel(strategy="mirrored").scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "softmax")])
+        weighted = [metrics.AUC(), losses.categorical_hinge, metrics.categorical_accuracy]
+        model.compile("sgd", "crossentropy", metrics=["accuracy", losses.dice], weighted_metrics=weighted)
+        said = str(_refusal(lambda: model.fit(x, y, batch_size=8, verbose=0)))
+        assert "metric 'dice' works along dimension 0" in said, said
+        model.compile("sgd", "crossentropy", metrics=["accuracy"], weighted_metrics=weighted)
+        model.fit(x, y, batch_size=8, verbose=0)
+
+
 def _refusal(act: Callable[[], object]) -> kf.FlowError | None:
     try:
         act()
@@ -67,4 +103,4 @@ def _refusal(act: Callable[[], object]) -> kf.FlowError | None:
     return None
 
 
-PROGRAMS = {program.__name__: program for program in (replicas_of_changed_layers,)}
+PROGRAMS = {program.__name__: program for program in (replicas_of_changed_layers, replicas_of_losses_that_compare_rows)}
