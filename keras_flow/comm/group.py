@@ -113,11 +113,16 @@ class Group:
                 raise FlowError(f"kf.comm.{call}: rank {rank} gives tensors of several dtypes: {sorted(names)}")
         return found
 
+    def objects(self, given: object, call: str) -> dict[int, Any]:
+        """Rank -> the object that was given for it. That of a single rank may be a mapping, whose keys are its own."""
+        if len(tensor_engine().world().local_ranks) == 1:
+            return dict.fromkeys(self.mine, given)
+        return self.of_ranks(given, call)
+
     def of_ranks(self, given: object, call: str) -> dict[int, Any]:
-        """Rank -> what was given for it."""
+        """Rank -> what was given for it: no mapping, or a mapping of ranks."""
         local = tensor_engine().world().local_ranks
-        # of one rank a mapping can be what is meant itself: an object to send
-        if isinstance(given, Mapping) and not (len(local) == 1 and local[0] not in given):
+        if isinstance(given, Mapping):
             missing = [rank for rank in self.mine if rank not in given]
             if missing:
                 raise FlowError(f"kf.comm.{call}: nothing given for ranks {missing}, which this process drives")

@@ -11,6 +11,7 @@ import ast
 import hashlib
 import hmac
 import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,32 @@ _UNSIGNED = bytes(_SIGNATURE)
 _REFUSED = _UNSIGNED + b"?"
 
 
+@dataclass(frozen=True)
+class _Unpicklable:
+    """The same, with a common secret.
+
+    Attributes:
+        kind: the name of the object's class.
+        error: why it cannot be pickled.
+    """
+
+    kind: str
+    error: str
+
+
 def broadcast_object(value: object, src: int, group: Placement | None = None) -> Any:
     """A Python object of rank `src`, on all ranks.
 
     Args:
         value: what can be pickled; where this process drives several ranks rank -> object. That of `src` counts.
+            Where it drives one, a dict is the object itself, whatever its keys.
             Without KERAS_FLOW_TOKEN (under `mpirun`, `srun`): numbers, texts, bytes and containers of them.
         src: the rank whose object it is.
         group: the ranks that take part.
 
     Raises:
-        FlowError: the object needs a common secret, and processes have none; `src` is not in the group.
+        FlowError: the object cannot be pickled, or needs a common secret, and processes have none; `src` is not in the
+            group.
 
     Example:
         >>> import keras_flow as kf
@@ -49,7 +65,7 @@ def broadcast_object(value: object, src: int, group: Placement | None = None) ->
     """
     members = Group.of(group, "broadcast_object")
     members.check_member(src, "broadcast_object")
-    given = members.of_ranks(value, "broadcast_object")
+    given = members.objects(value, "broadcast_object")
     if not given:
         return None
     if members.is_local:
@@ -68,7 +84,7 @@ def all_gather_object(value: object, group: Placement | None = None) -> Any:
         group: the ranks that take part.
 
     Raises:
-        FlowError: an object needs a common secret, and processes have none.
+        FlowError: an object cannot be pickled, or needs a common secret, and processes have none.
 
     Example:
         >>> import keras_flow as kf
@@ -77,7 +93,7 @@ def all_gather_object(value: object, group: Placement | None = None) -> Any:
         ['a', {'b': 2}]
     """
     members = Group.of(group, "all_gather_object")
-    given = members.of_ranks(value, "all_gather_object")
+    given = members.objects(value, "all_gather_object")
     if not given:
         return None
     if members.is_local:
@@ -96,7 +112,10 @@ def _sealed(value: object) -> bytes:
     if secret is None:
         text = repr(value)
         return _UNSIGNED + text.encode() if _is_literal(text, value) else _REFUSED
-    data = pickle.dumps(value)
+    try:
+        data = pickle.dumps(value)
+    except Exception as error:  # whatever an object's own code raises
+        data = pickle.dumps(_Unpicklable(type(value).__name__, f"{type(error).__name__}: {error}"))
     return hmac.digest(secret, data, "sha256") + data
 
 
@@ -123,7 +142,10 @@ def _opened(sealed: bytes) -> Any:
         raise FlowError(
             f"kf.comm: an object came that no process of this job has signed; is {settings.TOKEN} the same in all?"
         )
-    return pickle.loads(data)
+    found = pickle.loads(data)
+    if isinstance(found, _Unpicklable):
+        raise FlowError(f"kf.comm: an object ({found.kind}) cannot be pickled: {found.error}. All ranks raise this")
+    return found
 
 
 def _secret() -> bytes | None:

@@ -346,13 +346,16 @@ def movements(group: kf.Placement) -> None:
 
 
 def objects(group: kf.Placement) -> None:
-    """Objects, and a barrier."""
-    of = lambda rank: {"rank": rank, "text": "ü" * rank}  # noqa: E731
-    everyone = [of(rank) for rank in group.ranks]
-    for found in taken(kf.comm.all_gather_object(give(of), group), group).values():
-        assert found == everyone
-    for found in taken(kf.comm.broadcast_object(give(of), group.ranks[-1], group), group).values():
-        assert found == everyone[-1]
+    """Objects, also one whose keys are numbers of ranks, and a barrier."""
+    for of in (
+        lambda rank: {"rank": rank, "text": "ü" * rank},
+        lambda rank: {each: rank for each in range(kf.env.get_world_size())},
+    ):
+        everyone = [of(rank) for rank in group.ranks]
+        for found in taken(kf.comm.all_gather_object(give(of), group), group).values():
+            assert found == everyone
+        for found in taken(kf.comm.broadcast_object(give(of), group.ranks[-1], group), group).values():
+            assert found == everyone[-1]
     kf.comm.barrier(group)
 
 

@@ -177,6 +177,25 @@ def test_without_a_secret_only_literals_travel(monkeypatch: pytest.MonkeyPatch) 
         objects._opened(plain)
 
 
+def test_an_object_that_cannot_be_pickled_travels_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank sends says so, since the others wait for it."""
+    monkeypatch.setenv("KERAS_FLOW_TOKEN", "that of the job")
+    with pytest.raises(kf.FlowError, match=r"an object \(dict\) cannot be pickled: .*local"):
+        objects._opened(objects._sealed({"f": lambda: 0}))
+
+
+def test_objects_whose_keys_are_ranks(on_ranks) -> None:
+    def program() -> None:
+        kf.init()
+        given = {0: "cat", 1: "dog"}
+        assert kf.comm.broadcast_object(given, src=0) == given
+        assert kf.comm.all_gather_object({rank: kf.env.get_rank() for rank in range(4)})[2] == dict.fromkeys(range(4), 2)
+        with pytest.raises(kf.FlowError, match="cannot be pickled"):  # on every rank
+            kf.comm.broadcast_object({"f": (each for each in given)}, 0)
+
+    on_ranks("torch")(program)
+
+
 WAITS = """
 import sys, time
 import keras_flow as kf
