@@ -28,6 +28,7 @@ from keras_flow.backends.files import backups, exporting, weights_files
 from keras_flow.backends.hooking import Hook, always, declared, distribution_of_new, hook
 from keras_flow.backends.reading import row_order
 from keras_flow.backends.rendezvous import alone, meeting
+from keras_flow.backends.row_wise import own_code
 from keras_flow.current import dry_run, loops, models, pausing
 from keras_flow.current.batch import rows_asked
 from keras_flow.current.creator import creating
@@ -255,8 +256,8 @@ def _raise_collected(model: keras.Model, distribution: Distribution, error: Base
             distribution.check(model)
         except LayoutError as problems:
             raise problems from error
-    inner = error.__cause__ or error.__context__
-    while inner is not None and not isinstance(error, FlowError):
+    inner = (error.__cause__ or error.__context__) if own_code.is_wrapped_by_keras(error) else None
+    while inner is not None:
         if isinstance(inner, FlowError):
             raise inner from error
         inner = inner.__cause__ or inner.__context__

@@ -96,6 +96,16 @@ def is_keras(function: object) -> bool:
     return _file_of(function).startswith(_FOLDERS)
 
 
+def is_wrapped_by_keras(error: BaseException) -> bool:
+    """Whether an error is the one that Keras makes of another: a RuntimeError that no code of the user's has raised."""
+    trace = error.__traceback__
+    if type(error) is not RuntimeError or trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_filename.startswith(_FOLDERS)
+
+
 def _replaced_on_class(cls: type) -> str:
     if not keras_places.is_of_keras(cls):  # a class of the user's lives as long as its model
         return _look_at_class(cls)

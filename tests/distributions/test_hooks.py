@@ -205,3 +205,38 @@ def test_a_distribution_that_was_set_is_cleared_with_the_session_and_a_line() ->
     with pytest.warns(kf.FlowWarning, match=r"has cleared the distribution that keras.distribution.set_distribution"):
         keras.utils.clear_session()
     assert keras.distribution.distribution() is None
+
+
+class _StopSearch(Exception):
+    """A program's own."""
+
+
+@pytest.mark.parametrize("kind", [_StopSearch, RuntimeError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("is_cause", [False, True])
+def test_what_a_callback_raises_of_our_error_stays_what_it_is(kind: type[BaseException], is_cause: bool) -> None:
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            try:
+                raise kf.FlowError("ours")
+            except kf.FlowError as error:
+                if is_cause:
+                    raise kind("stop") from error
+                raise kind("stop")  # noqa: B904
+
+    with kf.DataParallel(programs.DATA).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        with pytest.raises(kind, match="stop"):
+            model.fit(np.ones((8, 3)), np.ones((8, 2)), callbacks=[Stops()], verbose=0)
+
+
+def test_what_keras_makes_of_our_error_is_ours() -> None:
+    class Picky(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            raise kf.FlowError("ours")
+
+    with kf.DataParallel(programs.DATA).scope():
+        model = keras.Sequential([Picky()])
+        model.compile("sgd", "mse")
+        with pytest.raises(kf.FlowError, match="ours"):
+            model.fit(np.ones((8, 3)), np.ones((8, 3)), verbose=0)
