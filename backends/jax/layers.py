@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from keras_flow.backends.hooking import hook
-from keras_flow.current.batch_statistics import by_groups
+from keras_flow.current.batch_statistics import by_groups, refuse_renorm
 from keras_flow.current.distribution import Distribution, active
 
 if TYPE_CHECKING:
@@ -34,4 +34,5 @@ def batch_normalization(
 
     (Global statistics need no hook: the step sees logical tensors.)
     """
+    refuse_renorm(layer)
     return by_groups(original, layer, inputs, distribution.num_model_replicas, training, mask)

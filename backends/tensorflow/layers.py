@@ -23,6 +23,7 @@ from keras_flow.backends.tensorflow.operators.operations import in_traced_step, 
 from keras_flow.backends.tensorflow.optimizer import distribution_by_dtensor
 from keras_flow.backends.tensorflow.variables import is_split_over_processes
 from keras_flow.current import keras_places
+from keras_flow.current.batch_statistics import refuse_renorm
 from keras_flow.current.distribution import Distribution, holding
 from keras_flow.current.keras_places import in_stateless_scope, in_symbolic_scope
 from keras_flow.current.models import distribution_of
@@ -154,8 +155,7 @@ def batch_normalization(
     Raises:
         FlowError: batch renormalisation, or rows that are not known when the step is traced.
     """
-    if layer.renorm:
-        raise FlowError(f'layer {layer.name!r}: renorm=True needs batch_statistics="global"')
+    refuse_renorm(layer)
     inputs = cast("tf.Tensor", ops.cast(inputs, result_type(inputs.dtype, "float32")))
     if not isinstance(rows_or_distribution, Distribution):
         groups = [(inputs, mask)]

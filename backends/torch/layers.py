@@ -27,7 +27,7 @@ from keras_flow.backends.torch import (
 from keras_flow.backends.torch.operators import reading_dtensors
 from keras_flow.backends.torch.rows import consistent_calls, mirrored_calls
 from keras_flow.backends.torch.step import RunningStep, current_step, running
-from keras_flow.current.batch_statistics import by_groups
+from keras_flow.current.batch_statistics import by_groups, refuse_renorm
 from keras_flow.current.distribution import active
 from keras_flow.current.keras_places import engine_core as core
 from keras_flow.current.keras_places import get_global_attribute, get_keras_mask, in_symbolic_scope, set_keras_mask
@@ -284,6 +284,7 @@ def batch_normalization(
     """Hook on `BatchNormalization.call`: statistics of each group of rows, and their mean for the moving statistics."""
     if not (training and layer.trainable):
         return original(layer, inputs, training=training, mask=mask)
+    refuse_renorm(layer)
     rows = step.inside
     if rows is None or rows.count == 1:
         replicas = step.distribution.num_model_replicas

@@ -8,7 +8,18 @@ from typing import cast
 import keras
 from keras import ops
 
+from keras_flow.errors import FlowError
 from keras_flow.layout import balanced
+
+
+def refuse_renorm(layer: keras.layers.BatchNormalization) -> None:
+    """Refuse batch renormalization by groups: it corrects by moving statistics that one group's call changes for the next.
+
+    Raises:
+        FlowError: the layer has `renorm=True`.
+    """
+    if layer.renorm:
+        raise FlowError(f'layer {layer.name!r}: renorm=True needs batch_statistics="global"')
 
 
 def by_groups(
