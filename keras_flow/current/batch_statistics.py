@@ -13,7 +13,7 @@ from keras_flow.layout import balanced
 
 
 def refuse_renorm(layer: keras.layers.BatchNormalization) -> None:
-    """Refuse batch renormalization by groups: it corrects by moving statistics that one group's call changes for the next.
+    """Refuse batch renormalization by groups: what it corrects by, the call of one group changes for the next.
 
     Raises:
         FlowError: the layer has `renorm=True`.

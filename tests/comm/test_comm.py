@@ -189,7 +189,7 @@ def test_objects_whose_keys_are_ranks(on_ranks) -> None:
         kf.init()
         given = {0: "cat", 1: "dog"}
         assert kf.comm.broadcast_object(given, src=0) == given
-        assert kf.comm.all_gather_object({rank: kf.env.get_rank() for rank in range(4)})[2] == dict.fromkeys(range(4), 2)
+        assert kf.comm.all_gather_object(dict.fromkeys(range(4), kf.env.get_rank()))[2] == dict.fromkeys(range(4), 2)
         with pytest.raises(kf.FlowError, match="cannot be pickled"):  # on every rank
             kf.comm.broadcast_object({"f": (each for each in given)}, 0)
 
