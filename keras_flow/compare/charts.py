@@ -18,8 +18,8 @@ from keras_flow.units import counted
 
 #: deviations below this are drawn as this: the rounding of one float32 loss is above
 _FLOOR = 1e-9
-#: variables drawn for each layout; the largest
-_MOST_VARIABLES = 24
+#: rows of variables that are drawn; the largest
+_MOST_ROWS = 24
 
 
 def _by_backend(result: Comparison) -> dict[str, list[RunResult]]:
@@ -95,7 +95,10 @@ def step_times(result: Comparison) -> str:
 
 
 def held(result: Comparison) -> str:
-    """Each variable's blocks under each layout but "1": backends differ in no shard, as the bytes show."""
+    """The blocks of the variables under each layout but "1": backends differ in no shard, as the bytes show.
+
+    Variables of one shape that are laid alike are one row.
+    """
     drawn: dict[str, RunResult] = {}
     for run in result.runs:
         if run.layout != "1":
@@ -104,19 +107,29 @@ def held(result: Comparison) -> str:
         return ""
     # the shapes of one device are the logical ones; paths differ between runs, their order does not
     single = next(run for run in result.runs if run.layout == "1")
-    whole = _variables(single)
     paths = {layout: list(_variables(run)) for layout, run in drawn.items()}
-    largest = set(sorted(whole, key=lambda path: -prod(whole[path]))[:_MOST_VARIABLES])
-    rows = [
-        f"<tr><td>{breakable(path)} <span>{shape}</span></td>"
-        + "".join(_blocks(run, paths[layout][at], shape) for layout, run in drawn.items())
-        + "</tr>"
-        for at, (path, shape) in enumerate(whole.items())
-        if path in largest
-    ]
+    alike: dict[tuple[tuple[int, ...], str], list[tuple[int, str]]] = {}
+    for at, (path, shape) in enumerate(_variables(single).items()):
+        laid = repr([_laid(run, paths[layout][at]) for layout, run in drawn.items()])
+        alike.setdefault((tuple(shape), laid), []).append((at, path))
+    shown = sorted(alike.items(), key=lambda item: -prod(item[0][0]))[:_MOST_ROWS]
+    rows = []
+    for (shape, _), members in shown:
+        at, path = members[0]
+        others = f" and {counted(len(members) - 1, 'other')} laid like it" if len(members) > 1 else ""
+        names = escape("\n".join(each for _, each in members))
+        cells = "".join(_blocks(run, paths[layout][at], list(shape)) for layout, run in drawn.items())
+        rows.append(f'<tr><td title="{names}">{breakable(path)} <span>{list(shape)}{others}</span></td>{cells}</tr>')
     head = "".join(f"<th>{_layout(run)}</th>" for run in drawn.values())
-    more = f"<p>and {len(whole) - len(rows)} smaller variables</p>" if len(rows) < len(whole) else ""
+    left = sum(map(len, alike.values())) - sum(len(members) for _, members in shown)
+    more = f"<p>and {counted(left, 'smaller variable')}</p>" if left else ""
     return f'<table class="held"><tr><th>variable</th>{head}</tr>{"".join(rows)}</table>{more}'
+
+
+def _laid(run: RunResult, path: str) -> tuple[str, dict[int, list[int]]]:
+    """A variable's nd_sbp, and the shape of its block on each rank that holds one."""
+    blocks = {rank: shapes[path] for rank, shapes in sorted(run.shapes.items()) if path in shapes}
+    return run.declared.get(path, "").strip("[]") or "B", blocks
 
 
 def _variables(run: RunResult) -> dict[str, list[int]]:
@@ -141,16 +154,16 @@ def _layout(run: RunResult) -> str:
 
 def _blocks(run: RunResult, path: str, shape: list[int]) -> str:
     """A cell: the picture of a variable of this logical shape under the run's layout."""
-    ranks = [rank for rank in sorted(run.shapes) if path in run.shapes[rank]]
-    declared = run.declared.get(path, "").strip("[]") or "B"
+    declared, blocks = _laid(run, path)
+    ranks = list(blocks)
     placement = Placement(np.asarray(ranks).reshape(run.hierarchy) if len(ranks) == len(run.shapes) else ranks)
     try:
         layout = Layout(placement, declared, shape) if shape else Layout(placement, {}, [1])
     except FlowError:  # a layout that cannot be read is told as text
         layout = Layout(placement, {}, shape or [1])
     picture = layout.picture(declared, width=130) or escape(declared)
-    held_shapes = "; ".join(f"rank {rank} holds {run.shapes[rank][path]}" for rank in ranks[:8])
-    return f'<td title="{escape(path)} {shape}: {escape(held_shapes)}">{picture}</td>'
+    held_shapes = "; ".join(f"rank {rank} holds {blocks[rank]}" for rank in ranks[:8])
+    return f'<td title="{shape}: {escape(held_shapes)}">{picture}</td>'
 
 
 def _chart(svg: str) -> str:

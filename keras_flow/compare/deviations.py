@@ -56,14 +56,16 @@ def drift(steps: int) -> float:
     return max(1.0, steps / STEPS)
 
 
-def in_words(steps: int) -> str:
-    """The tolerances of a run of this many steps, for a reader of its numbers."""
-    longer = f" Weights and engines: times {drift(steps):g}, for {steps} steps." if steps > STEPS else ""
+def in_words(steps: int, has_engines: bool) -> str:
+    """The tolerances of a run of this many steps, for a reader of its numbers; has_engines: of several engines too."""
+    engines = f" Δ engine: {BETWEEN_BACKENDS:g} of the largest loss, or of 1 if that is larger." if has_engines else ""
+    judged = "Weights and engines" if has_engines else "Weights"
+    longer = f" {judged}: times {drift(steps):g}, for {steps} steps." if steps > STEPS else ""
     return (
         f"Δ loss: {LOSS_RELATIVE:g} of the loss plus {LOSS_ABSOLUTE:g} (from step {STEPS} on in proportion to the "
         f"step). Δ weights: {MOVED:g} of how far one device moved the variable; at least {LAST_BITS} last bits of its "
-        f"largest value, and {ROUNDED_ZERO:g}; at most {WEIGHTS:g} of that value, or of 1 if it is smaller. Δ engine: "
-        f"{BETWEEN_BACKENDS:g} of the largest loss, or of 1 if that is larger.{longer}"
+        f"largest value, and {ROUNDED_ZERO:g}; at most {WEIGHTS:g} of that value, or of 1 if it is smaller."
+        f"{engines}{longer}"
     )
 
 

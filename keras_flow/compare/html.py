@@ -23,7 +23,7 @@ th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid var(--line);w
 th{color:var(--dim);font-weight:600}td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}
 tr.first td{border-top:2px solid var(--line)}.bad{color:var(--bad);font-weight:600}.ok{color:var(--ok);font-weight:600}
 dl{display:grid;grid-template-columns:auto 1fr;gap:.15rem 1rem;font-size:.9rem}dt{font-weight:600}dd{margin:0;color:var(--dim)}
-.charts{display:flex;flex-wrap:wrap;gap:1rem}.chart{flex:1 1 300px;max-width:350px}
+.charts,.side{display:flex;flex-wrap:wrap;gap:1rem}.chart{flex:1 1 300px;max-width:350px}.side>section{flex:1 1 300px}
 table.held{width:auto}table.held td,table.held th{text-align:left;vertical-align:top}
 table.held svg{max-width:none}table.held td:first-child{white-space:normal}table.held span{white-space:nowrap;color:var(--dim);font-size:.85rem}
 table.text{width:auto}table.text td,table.text th{text-align:left;white-space:normal;overflow-wrap:break-word}
@@ -54,13 +54,21 @@ def page(result: Comparison) -> str:
         "The deviation of each step's loss, on a logarithmic scale. The red line is the tolerance. A deviation of zero is "
         "drawn at the bottom.",
         deviations(result),
-        _weights(result),
     )
     from_engines = _charts(
         "Engine against engine",
         "The loss of each step against that of the first backend, from the same weights on the same rows.",
         between_engines(result),
     )
+    loss = _charts(
+        "Loss",
+        "The loss of each step, before its update. The axis runs from the least loss to the greatest. Curves that coincide "
+        "are drawn as one dashed line, which has the colours of all.",
+        losses(result),
+    )
+    times = _section("Time of a step", "The median, without compilation.", step_times(result))
+    # one engine has one chart of each kind
+    curves = "".join((loss, from_one_device, from_engines, times))
     who = _section(
         "Who holds what",
         "A block has the colour and the number of the rank that holds it. A block that several ranks hold is grey, with "
@@ -70,7 +78,7 @@ def page(result: Comparison) -> str:
     across = _section(
         "Weights across backends",
         "The final weights of each run, loaded on each backend and evaluated on one device.",
-        f'<div class="scroll">{_evaluations(result)}</div>' if len({run.backend for run in result.runs}) > 1 else "",
+        f'<div class="scroll">{_evaluations(result)}</div>' if result.has_engines else "",
     )
     command = f"<h2>Repeat it</h2><pre>{escape(result.command)}</pre>" if result.command else ""
     return f"""<!doctype html>
@@ -85,10 +93,8 @@ same order (seed {result.seed}).</p>
 <h2>Numbers</h2><div class="scroll">{_table(result)}</div>
 <p>{nearest(result)} A number over its tolerance is red.</p>
 <dl>{_words(result)}</dl>
-<h2>Loss</h2><p>The loss of each step, before its update. The axis runs from the least loss to the greatest. Curves that coincide are drawn as one dashed line, which has the colours of all.</p><div class="charts">{losses(result)}</div>
-{from_one_device}
-{from_engines}
-<h2>Time of a step</h2>{step_times(result)}
+{curves if result.has_engines else f'<div class="side">{curves}</div>'}
+{_weights(result)}
 {who}
 {across}
 <h2>Environment</h2><div class="scroll"><table class="text">{rows}</table></div>
@@ -100,13 +106,14 @@ same order (seed {result.seed}).</p>
 def fragment(result: Comparison) -> str:
     """The main parts, as a piece of a page that has colours of its own, such as a notebook."""
     metric = metric_name(result)
-    rows = [[Text.from_markup(cell).plain for cell in row(run, metric)] for run in result.runs]
+    names = heads(result, metric)
+    rows = [[Text.from_markup(cell).plain for cell in row(result, run, metric)] for run in result.runs]
     known = "".join(f"<div>{escape(str(each))}</div>" for each in result.known)
     verdict = "✓ all runs agree within the tolerances" if not result.failures else "✗ " + "; ".join(result.failures)
     wrap = "<div style='display:flex;flex-wrap:wrap;gap:1em'>{}</div>"
     return (
         f"<div><b>{escape(verdict)}</b></div>{known}"
-        + table(("backend", "layout", *heads(metric)), rows, numbers=range(2, 2 + len(heads(metric))))
+        + table(("backend", "layout", *names), rows, numbers=range(2, 2 + len(names)))
         + wrap.format(losses(result))
         + wrap.format(deviations(result))
         + wrap.format(between_engines(result))
@@ -131,13 +138,13 @@ def _all(runs: int) -> str:
     return "Both runs" if runs == 2 else f"All {runs} runs"
 
 
-def _charts(title: str, words: str, charts: str, below: str = "") -> str:
-    return _section(title, words, f'<div class="charts">{charts}</div>{below}' if charts else "")
+def _charts(title: str, words: str, charts: str) -> str:
+    return _section(title, words, f'<div class="charts">{charts}</div>' if charts else "")
 
 
 def _section(title: str, words: str, content: str) -> str:
     """A part of the page; nothing where there is nothing to show."""
-    return f"<h2>{title}</h2><p>{words}</p>{content}" if content else ""
+    return f"<section><h2>{title}</h2><p>{words}</p>{content}</section>" if content else ""
 
 
 def _weights(result: Comparison) -> str:
@@ -156,18 +163,18 @@ def _weights(result: Comparison) -> str:
             rows.append(f"<tr>{cells}</tr>")
     moved = {run.backend: run.weights_moved for run in result.runs if run.layout != "1"}
     amounts = ", ".join(f"{amount:.2g} on {escape(backend)}" for backend, amount in moved.items())
-    return (
-        "<p>Final weights: the one of each run that is nearest to its tolerance. One device moved its weights by at most "
-        f"{amounts}.</p>"
-        '<table class="text"><tr><th>backend</th><th>layout</th><th>weight</th><th>of its tolerance</th></tr>'
-        + "".join(rows)
-        + "</table>"
+    head = "<tr><th>backend</th><th>layout</th><th>weight</th><th>of its tolerance</th></tr>"
+    return _section(
+        "Final weights",
+        f"The weight of each run that is nearest to its tolerance. One device moved its weights by at most {amounts}.",
+        f'<table class="text">{head}{"".join(rows)}</table>' if rows else "",
     )
 
 
 def _words(result: Comparison) -> str:
     """What the columns of numbers are."""
     nature = " Not judged here: the model draws random numbers." if result.random_layers else ""
+    engine = "Largest difference of a step's loss from that of the first backend, under the same layout."
     metric = metric_name(result)
     words = {
         ", ".join(
@@ -175,9 +182,8 @@ def _words(result: Comparison) -> str:
         ): "The trained model on the validation rows (or on all rows, if there are "
         "none), as <code>evaluate</code> computes it. The curves below show the loss of each step.",
         "Δ loss, Δ weights": "Largest difference from the run of the same backend on one device.",
-        "Δ engine": "Largest difference of a step's loss from that of the first backend, under the same layout."
-        + nature,
-        "tolerances": in_words(len(result.runs[0].losses)),
+        **({"Δ engine": engine + nature} if result.has_engines else {}),
+        "tolerances": in_words(len(result.runs[0].losses), result.has_engines),
         "ms": "Median time of a step, without compilation. Ranks of one CPU share its cores, so more ranks are usually "
         "slower. Times on a busy machine vary.",
         "ranks": "Ranks that held weights, and ranks in the layout.",
@@ -190,12 +196,12 @@ def _words(result: Comparison) -> str:
 
 def _table(result: Comparison) -> str:
     metric = metric_name(result)
-    names = ("backend", "layout", *heads(metric))
+    names = ("backend", "layout", *heads(result, metric))
     rows, last = [], None
     for run in result.runs:
         first = ' class="first"' if last not in (None, run.backend) else ""
         last = run.backend
-        cells = [Text.from_markup(cell).plain for cell in row(run, metric)]
+        cells = [Text.from_markup(cell).plain for cell in row(result, run, metric)]
         # `not <=` is true for nan as well
         over = {
             "Δ loss": not run.loss_share <= 1,

@@ -123,6 +123,11 @@ class Comparison:
     command: str = ""
     model: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def has_engines(self) -> bool:
+        """Whether there is more than one engine."""
+        return len({run.backend for run in self.runs}) > 1
+
     def write(self, path: Path) -> None:
         """Write report.json. Numbers that are not finite become null, as JSON has none."""
         values = asdict(self)

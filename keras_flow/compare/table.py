@@ -17,9 +17,9 @@ _WIDE = 100
 def show(result: Comparison, console: Console) -> None:
     """Print the table of a comparison, then what failed."""
     metric = metric_name(result)
-    names = heads(metric)
+    names = heads(result, metric)
     # on a narrow terminal the deviations stand in one table and the costs in another
-    end = names.index("Δ engine") + 1
+    end = names.index("ms")
     parts = [slice(None)] if console.width >= _WIDE else [slice(0, end), slice(end, None)]
     for number, part in enumerate(parts):
         title = f"{result.program}: {len(result.runs[0].losses)} steps of {result.batch_size} rows"
@@ -34,13 +34,14 @@ def show(result: Comparison, console: Console) -> None:
             if last is not None and last != run.backend:
                 table.add_row()
             last = run.backend
-            cells = row(run, metric)
+            cells = row(result, run, metric)
             table.add_row(*cells[:2], *cells[2:][part])
         console.print(table)
+    engine = "Δ engine: from the first backend, same layout. " if result.has_engines else ""
     console.print(
         "loss: of the final weights. Δ loss (of each step), Δ weights: from the run on one device of the same backend. "
         f"{nearest(result)} "
-        "Δ engine: from the first backend, same layout. ms: median time of a step. MB/rank: most weights that one rank "
+        f"{engine}ms: median time of a step. MB/rank: most weights that one rank "
         "holds. MB/step: received by a rank in a step. peak MB: the most that a rank holds at one moment of a step "
         "(MB/step and peak MB are what explain computes)."
     )
@@ -93,10 +94,10 @@ def still(result: Comparison) -> list[str]:
     ]
 
 
-def heads(metric: str | None) -> tuple[str, ...]:
+def heads(result: Comparison, metric: str | None) -> tuple[str, ...]:
     """Return the headings of the columns after backend and layout; None: the model has no metric."""
-    metrics = [metric] if metric else []
-    return ("loss", *metrics, "Δ loss", "Δ weights", "Δ engine", "ms", "ranks", "MB/rank", "MB/step", "peak MB")
+    metrics, engines = [metric] if metric else [], ["Δ engine"] if result.has_engines else []
+    return ("loss", *metrics, "Δ loss", "Δ weights", *engines, "ms", "ranks", "MB/rank", "MB/step", "peak MB")
 
 
 def metric_name(result: Comparison) -> str | None:
@@ -106,8 +107,9 @@ def metric_name(result: Comparison) -> str | None:
     return next((name for name in names if "acc" in name), names[0] if names else None)
 
 
-def row(run: RunResult, metric: str | None) -> tuple[str, ...]:
+def row(result: Comparison, run: RunResult, metric: str | None) -> tuple[str, ...]:
     """One run's cells."""
+    between = "-" if run.between_backends is None else _marked(run.between_backends, run.between_share or 0.0)
     return (
         run.backend,
         run.layout,
@@ -115,7 +117,7 @@ def row(run: RunResult, metric: str | None) -> tuple[str, ...]:
         *([f"{run.evaluation[metric]:.4f}"] if metric else []),
         _deviation(run.loss_deviation, run.loss_share, run.layout),
         _deviation(run.weights_deviation, run.weights_share, run.layout),
-        "-" if run.between_backends is None else _marked(run.between_backends, run.between_share or 0.0),
+        *([between] if result.has_engines else []),
         f"{1000 * run.step_seconds:.1f}",
         f"{run.ranks_used}/{run.ranks_named}",
         megabytes(max(run.bytes_per_rank.values())),

@@ -119,8 +119,8 @@ def test_the_page_has_every_run_curve_and_shard() -> None:
     assert "median milliseconds of a step" in charts
     assert charts[4:6] == ["|Δ loss| to jax, layout 1", "|Δ loss| to jax, layout tp2"]
     assert page.count("tolerance</text>") == 4, "drawn into each chart of deviations"
-    assert "m/kernel [8, 4]: rank 0 holds [8, 2]; rank 1 holds [8, 2]" in page
-    assert "<td>m/<wbr>kernel <span>[8, 4]</span></td>" in page
+    assert "[8, 4]: rank 0 holds [8, 2]; rank 1 holds [8, 2]" in page
+    assert '<td title="m/kernel">m/<wbr>kernel <span>[8, 4]</span></td>' in page
     assert "keras-flow compare &#x27;mine &lt;&amp;&gt;.py&#x27; --backends jax,torch" in page
     assert "<td>processor cores</td><td>2</td>" in page
     assert "model: <b>mine, 1,218 parameters</b> · optimizer: <b>SGD, learning rate 0.1</b> · loss: <b>mse</b>" in page
@@ -234,7 +234,30 @@ def test_runs_that_diverged_are_drawn_too(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_metric_has_no_column_for_it() -> None:
-    assert table.heads(None)[:2] == ("loss", "Δ loss")
+    assert table.heads(GOOD, None)[:2] == ("loss", "Δ loss")
     run = GOOD.runs[1]
-    assert len(table.row(run, None)) == 2 + len(table.heads(None))
-    assert table.row(run, None)[2:4] == ("0.4000", "1.0e-06")
+    assert len(table.row(GOOD, run, None)) == 2 + len(table.heads(GOOD, None))
+    assert table.row(GOOD, run, None)[2:4] == ("0.4000", "1.0e-06")
+
+
+def test_one_engine_has_its_charts_side_by_side_and_no_column_for_others() -> None:
+    alone = replace(GOOD, runs=GOOD.runs[:2])
+    page, text = html.page(alone), shown(alone)
+    assert "Δ engine" not in page + text + html.fragment(alone)
+    assert page.count('<div class="side">') == 1 and '<div class="side">' not in html.page(GOOD)
+
+
+def test_variables_that_are_laid_alike_are_one_row() -> None:
+    def with_more(run: RunResult) -> RunResult:
+        more = {f"m/{name}": shape for name, shape in (("second", [8, 4]), ("third", [8, 4]))}
+        if run.layout == "1":
+            return replace(run, shapes={0: {**run.shapes[0], **more}})
+        parts = {"m/second": [8, 2], "m/third": [8, 4]}
+        declared = {**run.declared, "m/second": "[S(1)]", "m/third": "[B]"}
+        return replace(run, shapes={rank: {**held, **parts} for rank, held in run.shapes.items()}, declared=declared)
+
+    page = html.page(replace(GOOD, runs=[with_more(run) for run in GOOD.runs]))
+    who = page.partition("Who holds what")[2].partition("</table>")[0]
+    assert who.count("<tr>") == 3, "the head, the two that are split, and the one that is whole"
+    assert "<span>[8, 4] and 1 other laid like it</span>" in who
+    assert 'title="m/kernel\nm/second"' in who
