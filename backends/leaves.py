@@ -15,6 +15,8 @@ from typing import Any
 
 from keras import tree
 
+from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
+
 #: types of leaves that have no dtype
 _SCALARS = (bool, int, float, str)
 
@@ -53,3 +55,20 @@ def flat(structure: Any) -> list[Any]:
 
 def _is_leaf(structure: Any) -> bool:
     return hasattr(structure, "dtype") or isinstance(structure, _SCALARS)
+
+
+def with_mask_of(leaf: Any, made: Any, change: Callable[[Any], Any] | None = None) -> Any:
+    """Let a tensor that was made of a leaf carry the leaf's mask: Keras keeps masks as attributes of tensors.
+
+    Args:
+        leaf: a tensor, or anything without a mask.
+        made: the new tensor; `leaf` itself stays as it is.
+        change: makes the new tensor's mask of the leaf's; None: they are the same.
+
+    Returns:
+        `made`.
+    """
+    mask = get_keras_mask(leaf)
+    if mask is not None and made is not leaf:
+        set_keras_mask(made, mask if change is None else change(mask))
+    return made

@@ -16,7 +16,7 @@ from typing import Any
 
 from keras_flow import settings
 from keras_flow.backends.mail import frames
-from keras_flow.current import channel, joining
+from keras_flow.current import channel, joining, tf_config
 from keras_flow.errors import FlowError, LostServerError
 
 #: seconds in which a process that listens must take a connection
@@ -52,9 +52,8 @@ def answer(address: str, answers: Callable[[dict[str, Any], Any], Any]) -> None:
     Raises:
         FlowError: the address is in use.
     """
-    host, _, port = address.rpartition(":")
     try:
-        listener = channel.Listener(host if host in ("localhost", "127.0.0.1") else "", int(port), joining.token())
+        listener = channel.Listener(*tf_config.where_to_listen(address), joining.token())
     except OSError as error:
         raise FlowError(f"TF_CONFIG gives this process {address}, where it cannot listen: {error.strerror}") from None
     threading.Thread(target=_welcome, args=(listener, answers), daemon=True).start()

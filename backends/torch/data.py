@@ -19,7 +19,6 @@ from keras_flow.backends.torch.rows.split_rows import SplitRows, gathered
 from keras_flow.backends.torch.variables import from_logical
 from keras_flow.current.batch import rows_of
 from keras_flow.current.keras_places import engine_core as core
-from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -69,16 +68,13 @@ def put_batch(data: object, distribution: Distribution) -> object:
         # strings stay on the host, and numbers are the same on every rank
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, DTensor) or not leaf.ndim:
             return leaf
-        mask = get_keras_mask(leaf)
         # a leaf with another first dim has no rows: a table for all of them, say
         placements = split if leaf.shape[0] == count else whole
         if isinstance(leaf, SplitRows) and leaf.own is not None and _is_own(leaf, mesh, placements):
             on_mesh = local_tensors.from_local(leaf.own, leaf.shape, mesh, placements)
         else:
             on_mesh = from_logical(gathered(leaf), mesh, placements)
-        if mask is not None:
-            set_keras_mask(on_mesh, put(mask))
-        return on_mesh
+        return leaves.with_mask_of(leaf, on_mesh, put)
 
     return leaves.mapped(put, data)
 

@@ -27,9 +27,7 @@ from keras_flow.backends.torch import variables, wrapped_modules
 from keras_flow.current import models
 from keras_flow.current.keras_places import (
     compute_output_spec,
-    get_keras_mask,
     in_stateless_scope,
-    set_keras_mask,
 )
 
 #: ids of layers whose outputs the program gets from the call that is running outside of a step
@@ -73,9 +71,7 @@ def through_plain(value: object) -> object:
         return value
     plain = variables.to_logical(value)
     again = variables.from_logical(plain, value.device_mesh, value.placements)
-    mask = get_keras_mask(value)
-    if mask is not None:
-        set_keras_mask(again, mask)
+    leaves.with_mask_of(value, again)
     again.keras_flow_plain = plain  # type: ignore[attr-defined]
     return again
 

@@ -30,7 +30,7 @@ from keras_flow.backends.torch.step import RunningStep, current_step, running
 from keras_flow.current.batch_statistics import by_groups, refuse_renorm
 from keras_flow.current.distribution import active
 from keras_flow.current.keras_places import engine_core as core
-from keras_flow.current.keras_places import get_global_attribute, get_keras_mask, in_symbolic_scope, set_keras_mask
+from keras_flow.current.keras_places import get_global_attribute, in_symbolic_scope
 from keras_flow.current.variable_layout import keras_layout
 
 if TYPE_CHECKING:
@@ -167,12 +167,8 @@ def regularization(
 
 def plain_with_mask(leaf: object) -> object:
     """The logical tensor of a DTensor, with its mask; anything else as it is."""
-    mask = get_keras_mask(leaf)
     plain = getattr(leaf, "keras_flow_plain", None)
-    whole = variables.to_logical(leaf) if plain is None else plain
-    if mask is not None and whole is not leaf:
-        set_keras_mask(whole, variables.to_logical(mask))
-    return whole
+    return leaves.with_mask_of(leaf, variables.to_logical(leaf) if plain is None else plain, variables.to_logical)
 
 
 def _distribution_of(layer: keras.Layer) -> Distribution | None:
@@ -205,11 +201,7 @@ def pin(value: object) -> object:
         # the tensor itself: a program may write into it (`dense(x) *= 2`), which torch forbids for a Function's view
         value.register_hook(local_tensors.summed)
         return value
-    pinned = _Pin.apply(value) if differentiated else local_tensors.summed(value)
-    mask = get_keras_mask(value)
-    if mask is not None and pinned is not value:
-        set_keras_mask(pinned, mask)
-    return pinned
+    return leaves.with_mask_of(value, _Pin.apply(value) if differentiated else local_tensors.summed(value))
 
 
 class _Pin(torch.autograd.Function):

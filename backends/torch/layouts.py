@@ -15,10 +15,10 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from keras_flow import sbp
+from keras_flow.backends import leaves
 from keras_flow.backends.rendezvous import agreement
 from keras_flow.backends.torch import devices
 from keras_flow.current.distribution import check_activation, expected
-from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 
@@ -184,9 +184,4 @@ def _constrained(leaf: DTensor, wanted: TorchPlacements) -> DTensor:
     # the usual case, which costs no collective and keeps the tensor's mask
     if tuple(placements) == leaf.placements:
         return leaf
-    # Keras keeps masks as attributes of tensors, and a new tensor has none
-    mask = get_keras_mask(leaf)
-    result = leaf.redistribute(leaf.device_mesh, placements)
-    if mask is not None:
-        set_keras_mask(result, mask)
-    return result
+    return leaves.with_mask_of(leaf, leaf.redistribute(leaf.device_mesh, placements))

@@ -24,7 +24,8 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from keras_flow.boxing import cost
 from keras_flow.boxing.collectives import kind_of, named_step, unchanged_axes
@@ -38,6 +39,9 @@ from keras_flow.sbp import NdSbp, Sbp, Split, broadcast, partial_sum, split
 #: placement axes up to which chains are searched for
 SEARCHED_AXES = 3
 
+#: what a way costs: bytes and steps, or seconds
+C = TypeVar("C", float, tuple[int, int, int])
+
 
 def cheapest_chain(source: Layout, target: Layout) -> tuple[Step, ...] | None:
     """The chain of named steps that receives as few bytes as any plan can; None where no chain does.
@@ -50,31 +54,15 @@ def cheapest_chain(source: Layout, target: Layout) -> tuple[Step, ...] | None:
     bound = cost.total(Exchange(source, target))
     largest = max(shard_size(source), shard_size(target))
     options = _layouts_on_the_way(source, target)
-    # cost of the best way to a layout: elements of all ranks, largest loads, steps; and the layout before it
-    best = {source.nd_sbp: (0, 0, 0)}
-    previous: dict[NdSbp, NdSbp] = {}
-    queue = [(best[source.nd_sbp], 0, source.nd_sbp)]
-    numbers = itertools.count(1)  # of equals the one found first: layouts cannot be compared
-    while queue:
-        reached, _, here = heapq.heappop(queue)
-        if here == target.nd_sbp:
-            break
-        # an older entry of a layout to which a cheaper way was found since
-        if reached > best[here]:
-            continue
+
+    # cost of a way: elements that all ranks receive, the steps' largest loads, the number of steps
+    def ways(here: NdSbp, reached: tuple[int, int, int]) -> Iterator[tuple[NdSbp, tuple[int, int, int]]]:
         for after, total, load, held in _edges(source.placement, source.shape, options, here):
             new = (reached[0] + total, reached[1] + load, reached[2] + 1)
-            if new[0] <= bound and held <= largest and (after not in best or new < best[after]):
-                best[after], previous[after] = new, here
-                heapq.heappush(queue, (new, next(numbers), after))
-    if target.nd_sbp not in previous:
-        return None
-    path = [target.nd_sbp]
-    while path[-1] != source.nd_sbp:
-        path.append(previous[path[-1]])
-    layouts = [Layout(source.placement, nd_sbp, source.shape) for nd_sbp in reversed(path)]
-    steps = [named_step(before, after) for before, after in itertools.pairwise(layouts)]
-    return tuple(step for step in steps if step is not None)
+            if new[0] <= bound and held <= largest:
+                yield after, new
+
+    return _cheapest(source, target, (0, 0, 0), ways)
 
 
 def quickest_chain(
@@ -98,33 +86,50 @@ def quickest_chain(
         return None
     largest = max(shard_size(source), shard_size(target))
     options = _layouts_on_the_way(source, target)
-    best = {source.nd_sbp: 0.0}
-    previous: dict[NdSbp, tuple[NdSbp, Step]] = {}
-    queue = [(0.0, 0, source.nd_sbp)]
-    numbers = itertools.count(1)
+
+    def ways(here: NdSbp, reached: float) -> Iterator[tuple[NdSbp, float]]:
+        before = Layout(source.placement, here, source.shape)
+        for after, _, _, held in _edges(source.placement, source.shape, options, here):
+            step = named_step(before, Layout(source.placement, after, source.shape)) if held <= largest else None
+            if step is not None and (new := reached + seconds(step)) < limit:
+                yield after, new
+
+    return _cheapest(source, target, 0.0, ways)
+
+
+def _cheapest(
+    source: Layout, target: Layout, start: C, ways: Callable[[NdSbp, C], Iterable[tuple[NdSbp, C]]]
+) -> tuple[Step, ...] | None:
+    """Dijkstra's algorithm: the steps from the source to the target on the cheapest way; None where there is no way.
+
+    Args:
+        source, target: layouts on one placement.
+        start: the cost of no step.
+        ways: takes a layout and the cost of the way to it; yields the layouts one step on, with their costs.
+    """
+    best = {source.nd_sbp: start}
+    previous: dict[NdSbp, NdSbp] = {}
+    queue = [(start, 0, source.nd_sbp)]
+    numbers = itertools.count(1)  # of equals the one found first: layouts cannot be compared
     while queue:
         reached, _, here = heapq.heappop(queue)
         if here == target.nd_sbp:
             break
+        # an older entry of a layout to which a cheaper way was found since
         if reached > best[here]:
             continue
-        before = Layout(source.placement, here, source.shape)
-        for nd_sbp, _, _, held in _edges(source.placement, source.shape, options, here):
-            step = named_step(before, Layout(source.placement, nd_sbp, source.shape)) if held <= largest else None
-            if step is None:
-                continue
-            new = reached + seconds(step)
-            if new < limit and new < best.get(nd_sbp, limit):
-                best[nd_sbp], previous[nd_sbp] = new, (here, step)
-                heapq.heappush(queue, (new, next(numbers), nd_sbp))
+        for after, new in ways(here, reached):
+            if after not in best or new < best[after]:
+                best[after], previous[after] = new, here
+                heapq.heappush(queue, (new, next(numbers), after))
     if target.nd_sbp not in previous:
         return None
-    steps: list[Step] = []
-    here = target.nd_sbp
-    while here != source.nd_sbp:
-        here, step = previous[here]
-        steps.append(step)
-    return tuple(reversed(steps))
+    path = [target.nd_sbp]
+    while path[-1] != source.nd_sbp:
+        path.append(previous[path[-1]])
+    layouts = [Layout(source.placement, nd_sbp, source.shape) for nd_sbp in reversed(path)]
+    steps = [named_step(before, after) for before, after in itertools.pairwise(layouts)]
+    return tuple(step for step in steps if step is not None)
 
 
 def _layouts_on_the_way(source: Layout, target: Layout) -> tuple[NdSbp, ...]:

@@ -55,3 +55,14 @@ def read(environment: Mapping[str, str]) -> TfConfig | None:
         return TfConfig(cluster, str(task.get("type", "")), int(task.get("index", 0)), bool(task))
     except (ValueError, TypeError, AttributeError) as error:
         raise FlowError(f"TF_CONFIG cannot be read ({error}): {LEGAL}.") from None
+
+
+def where_to_listen(address: str) -> tuple[str, int]:
+    """Host and port at which the process of an address listens: all interfaces, unless it is one of the loopback's.
+
+    Example:
+        >>> where_to_listen("host1:20001"), where_to_listen("localhost:20001")
+        (('', 20001), ('localhost', 20001))
+    """
+    host, _, port = address.rpartition(":")
+    return host if host in ("localhost", "127.0.0.1") else "", int(port)

@@ -80,14 +80,11 @@ def listen(role: Role) -> None:
     Raises:
         FlowError: the chief's address is in use.
     """
-    host, _, port = role.cluster["chief"][0].rpartition(":")
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    address = role.cluster["chief"][0]
     try:
-        listener.bind((host if host in ("localhost", "127.0.0.1") else "", int(port)))
+        listener = socket.create_server(tf_config.where_to_listen(address), backlog=128)
     except OSError as error:
-        raise FlowError(f"TF_CONFIG gives the chief {host}:{port}, where it cannot listen: {error.strerror}") from None
-    listener.listen(128)
+        raise FlowError(f"TF_CONFIG gives the chief {address}, where it cannot listen: {error.strerror}") from None
     held: list[socket.socket] = []
 
     def accept() -> None:

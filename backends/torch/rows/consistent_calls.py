@@ -20,7 +20,7 @@ from keras_flow.backends import leaves
 from keras_flow.backends.row_wise import row_interaction
 from keras_flow.backends.torch import data, gathered_weights, layouts, local_tensors, short_calls, variables
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing
-from keras_flow.current.keras_places import get_keras_mask, in_stateless_scope, set_keras_mask
+from keras_flow.current.keras_places import in_stateless_scope
 
 if TYPE_CHECKING:
     import keras
@@ -89,11 +89,7 @@ def _by_rows(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple
     def by_rows(leaf: object) -> object:
         if not isinstance(leaf, DTensor) or not leaf.ndim or leaf.placements == placements:
             return leaf
-        mask = get_keras_mask(leaf)
-        result = leaf.redistribute(leaf.device_mesh, placements)
-        if mask is not None:
-            set_keras_mask(result, mask)
-        return result
+        return leaves.with_mask_of(leaf, leaf.redistribute(leaf.device_mesh, placements))
 
     return data.map_call(by_rows, args, kwargs)
 
@@ -118,11 +114,7 @@ def by_rows_again(outputs: object, inputs: object) -> object:
             or not all(p.is_replicate() for p in leaf.placements)
         ):
             return leaf
-        mask = get_keras_mask(leaf)
-        result = leaf.redistribute(mesh, placements)
-        if mask is not None:
-            set_keras_mask(result, own(mask))
-        return result
+        return leaves.with_mask_of(leaf, leaf.redistribute(mesh, placements), own)
 
     return leaves.mapped(own, outputs) if layouts.divides(split.shape, mesh, placements) else outputs
 
@@ -173,24 +165,21 @@ def to_local(leaf: object, grad_placements: layouts.TorchPlacements | None = Non
     """
     if not isinstance(leaf, DTensor):
         return leaf
-    piece = local_tensors.to_local(leaf, grad_placements)
-    mask = get_keras_mask(leaf)
-    if mask is not None:
+
+    def alike(mask: object) -> object:
         # a mask of another layout would have other rows than the tensor
         if isinstance(mask, DTensor) and mask.placements != leaf.placements:
             mask = mask.redistribute(mask.device_mesh, leaf.placements)
-        set_keras_mask(piece, to_local(mask))
-    return piece
+        return to_local(mask)
+
+    return leaves.with_mask_of(leaf, local_tensors.to_local(leaf, grad_placements), alike)
 
 
 def _from_local(leaf: object, mesh: DeviceMesh, placements: layouts.TorchPlacements, count: int) -> object:
     if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
         return leaf
     whole = local_tensors.from_local(leaf.contiguous(), (leaf.shape[0] * count, *leaf.shape[1:]), mesh, placements)
-    mask = get_keras_mask(leaf)
-    if mask is not None:
-        set_keras_mask(whole, _from_local(mask, mesh, placements, count))
-    return whole
+    return leaves.with_mask_of(leaf, whole, lambda mask: _from_local(mask, mesh, placements, count))
 
 
 @contextlib.contextmanager

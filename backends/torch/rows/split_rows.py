@@ -17,10 +17,10 @@ import torch
 import torch.distributed as torch_distributed
 from torch.utils._pytree import tree_map  # private: the trees that `__torch_dispatch__` is given are of this kind
 
+from keras_flow.backends import leaves
 from keras_flow.backends.reading.batch_watch import PartOfRows
 from keras_flow.backends.torch import doubling
 from keras_flow.backends.torch.step import OwnRows
-from keras_flow.current.keras_places import get_keras_mask, set_keras_mask
 
 
 class DeferredTensor(torch.Tensor):
@@ -120,9 +120,7 @@ def split(value: torch.Tensor, rows: OwnRows, origin: PartOfRows | None = None) 
     """The logical tensor of which `value` is this rank's rows; with its mask."""
     logical: SplitRows = _FromOwn.apply(value, rows) if torch.is_grad_enabled() else SplitRows(value, rows)
     logical._own, logical.origin = value, origin
-    mask = get_keras_mask(value)
-    if mask is not None:
-        set_keras_mask(logical, split(mask, rows))
+    leaves.with_mask_of(value, logical, lambda mask: split(mask, rows))
     return logical
 
 
@@ -134,10 +132,7 @@ def own_part(leaf: object, rows: OwnRows) -> object:
     if isinstance(leaf, SplitRows) and leaf.own is not None and leaf.rows == rows:
         return leaf.own
     piece = _ToOwn.apply(leaf, rows) if leaf.requires_grad else leaf[rows.own(leaf.shape[0])]
-    mask = get_keras_mask(leaf)
-    if mask is not None:
-        set_keras_mask(piece, own_part(mask, rows))
-    return piece
+    return leaves.with_mask_of(leaf, piece, lambda mask: own_part(mask, rows))
 
 
 @overload
