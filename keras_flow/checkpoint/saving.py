@@ -153,6 +153,7 @@ def save_with(
     writing = store.at(path)
 
     layouts = {name: _layout(variable) for name, variable in variables.items()}
+    sbps = {name: "" if layout is None else sbp.text(layout.nd_sbp) for name, layout in layouts.items()}
     who = pieces.assigned(
         {
             name: (layouts[name], tuple(variable.shape), manifest.numpy_dtype(names.dtype_of(variable)).itemsize)
@@ -165,7 +166,7 @@ def save_with(
     said = Manifest(
         step=step,
         tensors={
-            name: Tensor(names.dtype_of(variable), tuple(variable.shape), _layout_text(layouts[name]), ())
+            name: Tensor(names.dtype_of(variable), tuple(variable.shape), sbps[name], ())
             for name, variable in variables.items()
         },
         saved=manifest.saved_by(backend().name, here.size, here.process_count),
@@ -304,10 +305,6 @@ def _apart(work: _Writing) -> None:
 def _layout(variable: keras.Variable) -> Any:
     placed = keras_layout(variable)
     return None if placed is None else placed.of_job.layout
-
-
-def _layout_text(layout: Any) -> str:
-    return "" if layout is None else sbp.text(layout.nd_sbp)
 
 
 def _serialized(model: keras.Model) -> str:

@@ -26,7 +26,9 @@ def dumps(value: object) -> bytes:
     stream = io.BytesIO()
     pickler = _Pickler(stream)
     pickler.dump(value)
-    return pickle.dumps((_lines_of(pickler.files), stream.getvalue()))
+    # the source of files that are not on disk, for example of a notebook's cells
+    lines = {file: list(linecache.getlines(file)) for file in sorted(pickler.files) if not Path(file).is_file()}
+    return pickle.dumps((lines, stream.getvalue()))
 
 
 def loads(data: bytes) -> Any:
@@ -54,8 +56,3 @@ class _Pickler(cloudpickle.Pickler):
 
 def _made(make: Callable[..., types.CodeType], arguments: tuple[object, ...], file: str) -> types.CodeType:
     return make(*arguments).replace(co_filename=file)
-
-
-def _lines_of(files: set[str]) -> dict[str, list[str]]:
-    """Return the source of those files that are not on disk, for example of cells of a notebook."""
-    return {file: list(linecache.getlines(file)) for file in sorted(files) if not Path(file).is_file()}

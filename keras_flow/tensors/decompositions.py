@@ -55,14 +55,10 @@ def _reduced(x: GlobalTensor) -> GlobalTensor:
     return x.to_global(sbp=without_partial(x.sbp))
 
 
-def _without_gradient(x: GlobalTensor) -> GlobalTensor:
-    """Another tensor with the same shards, which the tape does not know."""
-    return GlobalTensor(x.layout, x.dtype, x._shards)
-
-
 def _largest(x: GlobalTensor, dims: Dims) -> GlobalTensor:
     """The largest elements, to be subtracted before `exp` overflows; they cancel, so they need no gradient."""
-    return _without_gradient(ops.max(x, axis=dims, keepdims=True))
+    found = ops.max(x, axis=dims, keepdims=True)
+    return GlobalTensor(found.layout, found.dtype, found._shards)  # another tensor, which the tape does not know
 
 
 def _made_global(value: Any, like: GlobalTensor) -> GlobalTensor:
