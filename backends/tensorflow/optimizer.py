@@ -142,7 +142,7 @@ def _lay_alike(variables: Iterable[Target], distribution: Distribution) -> None:
 
 @contextlib.contextmanager
 def _update_of(distribution: Distribution) -> Iterator[None]:
-    """What a step has around an update."""
+    """Open the scope and the mesh that a step has around an update."""
     with distribution.scope(), on_mesh(view_of(distribution).mesh):
         yield
 

@@ -1,12 +1,12 @@
-"""What one rank computes for an operator: the operator itself on the rank's shards.
+"""The computation of one rank for an operator: the operator itself on the rank's shards.
 
 Most operators are the same on a shard as on the logical tensor. The others are here: arguments that state the logical
 shape (`reshape`, `broadcast_to`) get the rank's own, and those that name logical places (indices, classes, dims of
-length 1) have a function of their own in `_WITH_PLACES`.
+length 1) are computed by a function in `_WITH_PLACES`.
 
-Example: `x[2:5]` of 8 rows split over 4 ranks. Rank 1 holds rows 2 and 3, which are rows 0 and 1 of the result. It
-gives these, and zeros for the third row; ranks 0 and 3 give zeros only. The signature of `getitem` along a split dim is
-`S(0) -> P`, so the sum over the ranks is the result.
+Example: `x[2:5]` of 8 rows split over 4 ranks. Rank 1 holds rows 2 and 3, which are rows 0 and 1 of the result: it
+gives these, and zeros for the third row. Rank 2 gives the third row, and ranks 0 and 3 give zeros only. The signature
+of `getitem` along a split dim is `S(0) -> P`, so the sum over the ranks is the result.
 """
 
 from __future__ import annotations
