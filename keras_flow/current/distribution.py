@@ -195,7 +195,7 @@ class Distribution(KerasDistribution):
         raise NotImplementedError
 
     def record(self, path: str, problem: str) -> None:
-        """Keep a problem of the variable, or of the layer output, with this path."""
+        """Keep a problem of the layer output with this path, which a call raises now."""
         raise NotImplementedError
 
     def verified(

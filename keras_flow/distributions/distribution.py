@@ -117,6 +117,8 @@ class FlowDistribution(Distribution):
         #: models whose first batch was verified; None where no verification was asked for
         self._verified: WeakSet[keras.Model] | None = WeakSet() if verify else None
         self._problems: dict[str, list[str]] = {}
+        #: of outputs, each raised by the call that met it: the next call meets it again, where it is still there
+        self._raised: dict[str, list[str]] = {}
         self._rule_use = layout_problems.RuleUse(self.rules, self.activations, self.maps_outputs)
         self._warned: set[str] = set()
         self.fallbacks = Fallbacks()
@@ -160,7 +162,7 @@ class FlowDistribution(Distribution):
         try:
             return ActivationLayout(sbp.nd_sbp(match.spec, self.placement.axis_names), path)
         except FlowError as error:
-            self.record(path, f"{path}: activations {match.key!r}: {error}")
+            self._problems[path] = [f"{path}: activations {match.key!r}: {error}"]
             return None
 
     #: whether keys of `rules` may also name layer outputs, as those of a LayoutMap may
@@ -222,6 +224,7 @@ class FlowDistribution(Distribution):
         # states of metrics and seeds, counters of optimizers: not what rules are written for
         if (created_by and created_by.kind != "layer" and layer is None) or is_seed(path) or not shape:
             return KerasLayout(VariableLayout(broadcast, "default"), self)
+        self._problems.pop(path, None)  # what was asked for before may be taken back, as in a notebook
         try:
             spec = shard_of(layer, path)
             source = "kf.shard"
@@ -247,7 +250,6 @@ class FlowDistribution(Distribution):
         if problems:
             self._problems[path] = problems
             return KerasLayout(VariableLayout(broadcast, source), self)
-        self._problems.pop(path, None)
         capabilities = backend().capabilities
         fitted = fit_layout(requested, path, capabilities, self.joined_axes, layer)
         # `check` raises it with all others, so that a user sees every bad rule at once
@@ -323,8 +325,8 @@ class FlowDistribution(Distribution):
     # ---- checks
 
     def record(self, path: str, problem: str) -> None:
-        """Keep a problem of the variable, or of the layer output, with this path; `check` raises it."""
-        self._problems[path] = [problem]
+        """Keep a problem of the layer output with this path, which a call raises now; `check` raises it with others."""
+        self._raised[path] = [problem]
 
     def adopt(self, model: keras.Model, *others: object) -> bool:
         """Give every variable that a model reaches its layout under this distribution.
@@ -366,7 +368,8 @@ class FlowDistribution(Distribution):
         """
         self.fallbacks.say()
         paths = [variable.path for variable in model.variables if not is_seed(variable.path)]
-        problems = layout_problems.of_model(self._problems, self.rules, paths)
+        problems = layout_problems.of_model({**self._problems, **self._raised}, self.rules, paths)
+        self._raised.clear()
         layers = layer_paths(model)
         unmatched = self._rule_use.unmatched(layers, paths)
         # Keras ignores keys of a LayoutMap that match nothing, and KerasHub's maps have some, for layers that not all
@@ -395,7 +398,7 @@ class FlowDistribution(Distribution):
     @property
     def has_problems(self) -> bool:
         """Whether problems wait to be raised."""
-        return bool(self._problems)
+        return bool(self._problems or self._raised)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.placement}, batch_axes={list(self.batch_axes)})"

@@ -310,3 +310,27 @@ def test_strings() -> None:
         model = programs.build()
         with pytest.raises(kf.FlowError, match=r"model 'model' was given strings \(shape \[4, 8\]\)"):
             model.predict_on_batch(np.full((4, 8), "a"))
+
+
+def test_a_problem_is_forgotten_with_its_rule() -> None:
+    """In a notebook a user mends a cell and runs it again, under the same distribution."""
+    x, y = np.ones((8, 8), "float32"), np.ones((8, 4), "float32")
+    distribution = kf.ModelParallel(programs.TENSOR, activations={"act_": {"model": kf.sbp.split(2)}})
+
+    def cell(is_marked: bool, dims: int) -> None:
+        with distribution.scope():
+            dense = keras.layers.Dense(4, name="d")
+            if is_marked:
+                kf.shard(dense, kernel="P")
+            inputs = keras.Input((8,))
+            outputs = keras.layers.Reshape((4, 1, 1, 1)[: dims - 1])(dense(inputs))
+            outputs = keras.layers.Activation("relu", name=f"act_{dims}")(outputs)
+            model = keras.Model(inputs, keras.layers.Flatten()(outputs))
+            model.compile("sgd", "mse")
+        model.fit(x, y, batch_size=8, verbose=0)
+
+    with pytest.raises(kf.LayoutError, match="d/kernel: kf.shard"):
+        cell(True, 5)
+    with pytest.raises(kf.LayoutError, match="output of 'act_2'"):
+        cell(False, 2)
+    cell(False, 5)
