@@ -36,7 +36,7 @@ _asked_for_jit: WeakSet[keras.Model] = WeakSet()
 #: models whose forward pass DTensor cannot partition: none of their steps is tried
 _forward_on_one_device: WeakSet[keras.Model] = WeakSet()
 #: so many different numbers of rows get a trace of their own; more share one whose rows are open
-_MOST_TRACES = 8
+MOST_TRACES = 8
 
 
 class LoopSource:
@@ -171,7 +171,7 @@ class Steps:
             return self.step
         key = (batch.rows, batch.divides)
         # data with many lengths (a generator's) would compile for ever
-        if key not in self._functions and len(self._functions) >= _MOST_TRACES:
+        if key not in self._functions and len(self._functions) >= MOST_TRACES:
             key = (None, batch.divides)
         if key not in self._functions:
             # no jit_compile: DTensor makes and compiles the program of each rank itself

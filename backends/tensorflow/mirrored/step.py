@@ -18,7 +18,7 @@ from keras_flow.backends.tensorflow.mirrored.replica_math import ReplicaRows, ro
 from keras_flow.backends.tensorflow.mirrored.strategy import is_mirrored, shards, strategy_of
 from keras_flow.backends.tensorflow.processes import joined
 from keras_flow.backends.tensorflow.traced_step import compiled
-from keras_flow.backends.tensorflow.trainer import LoopSource, build, build_for_prediction, in_turn
+from keras_flow.backends.tensorflow.trainer import MOST_TRACES, LoopSource, build, build_for_prediction, in_turn
 from keras_flow.current.distribution import Distribution, as_under
 from keras_flow.current.models import distribution_of_functions
 from keras_flow.errors import FlowError
@@ -65,8 +65,10 @@ class MirroredSteps:
             )
             for leaf in range(len(flat))
         ]
-        key = (total, *(leaf is None for leaf in tree.flatten(structure)))
+        key = (total, *((path, leaf is None) for path, leaf in tree.flatten_with_path(structure)))
         if key not in self._functions:
+            if len(self._functions) == MOST_TRACES:
+                del self._functions[next(iter(self._functions))]  # the oldest
             self._functions[key] = self._function(structure, total)
         outputs = self._functions[key](values)
         if self._compared < states.STEPS:

@@ -10,6 +10,9 @@ import numpy as np
 
 import keras_flow as kf
 from keras_flow.backends.row_wise import row_interaction
+from keras_flow.backends.tensorflow.mirrored.step import MirroredSteps
+from keras_flow.backends.tensorflow.trainer import MOST_TRACES
+from keras_flow.current.models import distribution_of as model_distribution
 
 
 def replicas_of_changed_layers() -> None:
@@ -95,6 +98,23 @@ def replicas_of_losses_that_compare_rows() -> None:
         model.fit(x, y, batch_size=8, verbose=0)
 
 
+def replicas_of_data_in_other_structures() -> None:
+    """Arrays in a dict have another order than in a list; and functions of many sizes are not all kept."""
+    with kf.DataParallel(strategy="mirrored").scope():
+        first, second = keras.Input((2,), name="z_in"), keras.Input((2,), name="c_in")
+        difference = keras.layers.Subtract()([first, second])
+        model = keras.Model([first, second], keras.layers.Dense(1, kernel_initializer="ones")(difference))
+        model.compile(keras.optimizers.SGD(0.0), "mae")
+    one, two, y = np.full((8, 2), 3.0), np.ones((8, 2)), np.full((8, 1), 4.0)
+    for x in ([one, two], {"z_in": one, "c_in": two}, {"c_in": two, "z_in": one}):
+        assert abs(model.fit(x, y, batch_size=8, verbose=0).history["loss"][0]) < 1e-5, x
+    steps = MirroredSteps(model, model.test_step, model_distribution(model), joined=False)
+    for rows in range(4, 16):
+        data = np.ones((rows, 2), "float32")
+        steps(([data, data], np.ones((rows, 1), "float32")))
+    assert len(steps._functions) == MOST_TRACES
+
+
 def _refusal(act: Callable[[], object]) -> kf.FlowError | None:
     try:
         act()
@@ -103,4 +123,11 @@ def _refusal(act: Callable[[], object]) -> kf.FlowError | None:
     return None
 
 
-PROGRAMS = {program.__name__: program for program in (replicas_of_changed_layers, replicas_of_losses_that_compare_rows)}
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        replicas_of_changed_layers,
+        replicas_of_losses_that_compare_rows,
+        replicas_of_data_in_other_structures,
+    )
+}

@@ -14,6 +14,7 @@ NAMES = (
     "mirrored",
     "replicas_of_changed_layers",
     "replicas_of_losses_that_compare_rows",
+    "replicas_of_data_in_other_structures",
     "replicas_without_rows",
     *(f"losses_without_rows, {each}" for each in ("sum", "sum_over_batch_size", "mean", "mean_with_sample_weight")),
     "copies_of_many_dims",
