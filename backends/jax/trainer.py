@@ -13,6 +13,7 @@ from packaging.version import Version
 from keras_flow.backends import random_states
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.jax import data, devices, layer_scopes, layouts, partitioning, variables
+from keras_flow.current.loops import Loop, running
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 #: whether outputs whose rows do not divide have no sharding that JAX knows
 _MAY_NOT_NAME_SPLITS = Version(jax.__version__) < Version("0.10")
 
-#: model -> the values that Keras took off its variables when the running loop began
-_purged: WeakKeyDictionary[keras.Model, list[tuple[keras.Variable, jax.Array]]] = WeakKeyDictionary()
+#: running loop -> the values that Keras took off the model's variables when it began; they go with the loop
+_purged: WeakKeyDictionary[Loop, list[tuple[keras.Variable, jax.Array]]] = WeakKeyDictionary()
 
 
 def enter(distribution: Distribution) -> None:
@@ -100,7 +101,8 @@ def step_state(
             "metrics_variables": lambda: model.metrics_variables,
         }
         # references, no copies: a step that donates its inputs deletes them, and then the new state is used
-        _purged[model] = [(v, v._value) for name, get in groups.items() if which.get(name) for v in get()]
+        values = [(v, v._value) for name, get in groups.items() if which.get(name) for v in get()]
+        _purged.update((loop, values) for loop in running()[-1:])
     state, seen = original(model, **which), set()
     for group in state:
         for place, value in enumerate(group):
@@ -162,7 +164,7 @@ def recover(model: keras.Model) -> None:
     # what the last finished step left is newer than what was remembered
     if getattr(model, "_jax_state", None):
         model.jax_state_sync()
-    for variable, value in _purged.pop(model, []):
+    for variable, value in (pair for loop in running()[-1:] for pair in _purged.pop(loop, [])):
         if variable._value is None and not value.is_deleted():
             variable._value = value
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -121,3 +123,22 @@ def test_a_model_that_averages_were_given_to_before_the_scope(on_ranks: Callable
 
 def test_two_weights_made_of_one_array(on_ranks: Callable[..., Pool]) -> None:
     assert _are_equal(on_ranks("jax")(_of_one_array))
+
+
+def _keeps_values() -> bool:
+    import keras
+
+    import keras_flow as kf
+
+    with kf.DataParallel().scope():
+        model = _model(keras.layers.Dense(4))
+        model.compile("sgd", "mse", run_eagerly=True)
+    before = weakref.ref(model.layers[0].kernel._value)
+    model.fit(*_data(), batch_size=ROWS, verbose=0)
+    gc.collect()
+    return before() is not None
+
+
+def test_a_loop_that_ended_keeps_no_values(on_ranks: Any) -> None:
+    """Eager steps donate nothing, so that what is remembered of the weights before the loop would stay."""
+    assert not on_ranks("jax")(_keeps_values)
