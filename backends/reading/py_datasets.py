@@ -8,6 +8,7 @@ Example: a batch of 32 rows in 4 processes. In process 1 `part(32)` is `slice(8,
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,7 +89,7 @@ class OwnRowsPyDataset(keras.utils.PyDataset):
 
 def own_rows(dataset: Any, part: ProcessRows) -> Any:
     """Return what Keras reads in the place of a user's dataset: own rows alone, where it can read parts of batches."""
-    if callable(getattr(dataset, "rows", None)):
+    if _reads_parts(dataset):
         return OwnRowsPyDataset(dataset, part)
     say_whole(
         f"the PyDataset {type(dataset).__name__}",
@@ -96,6 +97,15 @@ def own_rows(dataset: Any, part: ProcessRows) -> Any:
         part.word,
     )
     return dataset
+
+
+def _reads_parts(dataset: Any) -> bool:
+    """Whether a dataset has `rows(index, part)`; a method of that name may have been there for another purpose."""
+    try:
+        inspect.signature(dataset.rows).bind(0, None)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
 
 
 class PyDatasetBatches:

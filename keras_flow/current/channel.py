@@ -13,7 +13,7 @@ import hmac
 import json
 import queue
 import secrets
-import select
+import selectors
 import socket
 import threading
 import time
@@ -31,6 +31,16 @@ _RETRY_SECONDS = 0.1
 
 class StrangerError(ConnectionError):
     """The other side does not know the job's secret, or does not speak as the job's processes do."""
+
+
+def is_readable(source: socket.socket | int, seconds: float) -> bool:
+    """Whether a socket, or a descriptor, has something to read within these seconds.
+
+    `select.select` takes no descriptors of 1024 and more.
+    """
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(source, selectors.EVENT_READ)
+        return bool(waiting.select(max(0.0, seconds)))
 
 
 class Channel:
@@ -64,12 +74,11 @@ class Channel:
         while b"\n" not in self._received:
             if len(self._received) > _LONGEST:
                 raise StrangerError("a message is too long")
-            ready, _, _ = select.select([self._socket], [], [], max(0.0, until - time.monotonic()))
-            if not ready:
-                return None
             try:
+                if not is_readable(self._socket, until - time.monotonic()):
+                    return None
                 chunk = self._socket.recv(65536)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # a closed one has no descriptor
                 raise ConnectionError(str(error)) from error
             if not chunk:
                 raise ConnectionError("the connection was closed")
@@ -172,9 +181,10 @@ class Listener:
             channel.prove(self._token, "server")
             hello = channel.receive(_HANDSHAKE_SECONDS)
         except ConnectionError:
+            hello = None
+        if hello is None:
             channel.close()
-            return
-        if hello is not None:
+        else:
             self.arrivals.put((channel, hello))
 
 

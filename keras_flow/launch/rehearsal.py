@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import sys
 import threading
@@ -25,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from keras_flow.backends import symbolic
 from keras_flow.backends.engines import ENGINES
 from keras_flow.current import dry_run
+from keras_flow.current.channel import is_readable
 from keras_flow.current.world import World
 from keras_flow.errors import FlowError, LayoutError, frames_of_user
 
@@ -99,7 +99,7 @@ def raise_found(found: bytes) -> None:
 def _read(pipe: int) -> bytes:
     """Read what the rehearsal writes until it ends; return nothing where it takes too long."""
     end, found = time.monotonic() + _SECONDS, b""
-    while select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+    while is_readable(pipe, end - time.monotonic()):
         part = os.read(pipe, 65536)
         if not part:
             return found

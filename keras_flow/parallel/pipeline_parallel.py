@@ -168,7 +168,11 @@ class PipelineParallel(ExplainedDistribution):
         """Return the distribution that lays a lane's tensors over the ranks which compute the stage together."""
         part = _StagePart(lane, rules=self.rules, activations=self.activations, random=self.random)
         part.whole, part.holders, part.rematerialized = self, holders, self.rematerialized
-        part._problems, part._raised, part._warned = self._problems, self._raised, self._warned  # `check` raises those of all stages together
+        part._problems, part._raised, part._warned = (
+            self._problems,
+            self._raised,
+            self._warned,
+        )  # `check` raises those of all stages together
         part.fallbacks = self.fallbacks
         return part
 

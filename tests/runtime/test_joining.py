@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import resource
 import signal
 import socket
 
 import pytest
 
-from keras_flow.current import joining
-from keras_flow.current.channel import Listener, connect
+from keras_flow.current import channel, joining
+from keras_flow.current.channel import Channel, Listener, connect
 from keras_flow.current.processes import Processes
 
 
@@ -35,3 +37,36 @@ def test_addresses_of_ipv6() -> None:
         server, _ = listener.arrivals.get(timeout=5)
         client.close()
         server.close()
+
+
+def test_descriptors_of_any_number_are_waited_for() -> None:
+    """A process may have thousands of files open; `select.select` takes numbers below 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = 2000
+    if hard != resource.RLIM_INFINITY and hard <= number:
+        pytest.skip(f"this host allows a process {hard} descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 8), hard))
+    try:
+        one, other = socket.socketpair()
+        high = socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD, number))
+        one.close()
+        here, there = Channel(high), Channel(other)
+        assert here.receive(0.01) is None
+        there.send({"text": "far"})
+        assert here.receive(5) == {"text": "far"}
+        here.close()
+        with pytest.raises(ConnectionError):
+            here.receive(0.01)
+        there.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_who_says_nothing_more_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "_HANDSHAKE_SECONDS", 0.2)
+    with Listener("127.0.0.1", 0, b"secret") as listener:
+        client = Channel(socket.create_connection(("127.0.0.1", listener.port)))
+        client.prove(b"secret", "client")
+        with pytest.raises(ConnectionError):
+            client.receive(5)
+        client.close()

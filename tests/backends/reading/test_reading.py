@@ -131,6 +131,22 @@ def test_py_datasets(uneven: str) -> None:
     check(batches, batches_of(X), uneven)
 
 
+def test_rows_of_another_meaning() -> None:
+    """A dataset may have a method of that name which is nothing of keras_flow's."""
+
+    class Counted(keras.utils.PyDataset):
+        def rows(self) -> int:
+            return ROWS
+
+    class Listed(keras.utils.PyDataset):
+        rows = (1, 2)
+
+    class Read(keras.utils.PyDataset):
+        def rows(self, index: int, part: Any, strict: bool = False) -> Any: ...
+
+    assert [py_datasets._reads_parts(each()) for each in (Counted, Listed, Read)] == [False, False, True]
+
+
 def test_class_weights_do_not_ask_for_whole_batches() -> None:
     import tensorflow as tf
     from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
