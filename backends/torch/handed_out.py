@@ -34,6 +34,7 @@ from keras_flow.current.keras_places import (
 _handed_out: ContextVar[frozenset[int]] = ContextVar("keras_flow_handed_out", default=frozenset())
 #: layer -> arguments of a call that are no tensors -> whether it has several outputs
 _has_several: WeakKeyDictionary[keras.Layer, dict[str, bool]] = WeakKeyDictionary()
+_MOST_KNOWN = 64
 
 
 def inner_outputs(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> frozenset[int] | None:
@@ -91,6 +92,8 @@ def _several(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, obj
     settings = repr([leaf for leaf in leaves.flat((args, kwargs)) if not hasattr(leaf, "shape")])
     known = _has_several.setdefault(layer, {})
     if settings not in known:
+        if len(known) == _MOST_KNOWN:  # a number among the arguments may be another in each call
+            known.clear()
         positional, named = cast("tuple[tuple, dict]", tree.map_structure(_spec, (args, kwargs)))
         try:
             with wrapped_modules.kept_state(layer):

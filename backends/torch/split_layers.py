@@ -53,6 +53,7 @@ _LINEAR = (keras.layers.Dense, keras.layers.EinsumDense, *_CONVOLUTIONS)
 
 #: layer -> layouts of the input and the weights -> how it is computed, or None where DTensor has to
 _known: WeakKeyDictionary[keras.Layer, dict[object, SplitLayer | None]] = WeakKeyDictionary()
+_MOST_KNOWN = 64
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,8 @@ def _how(layer: keras.Layer, shape: torch.Size, mesh: DeviceMesh, placements: To
     key = (shape, mesh, placements, layer.activation, *map(gathered_weights.placements_of_use, _weights(layer)))
     known = _known.setdefault(layer, {})
     if key not in known:
+        if len(known) == _MOST_KNOWN:  # data may have any number of rows
+            known.clear()
         known[key] = _split(layer, shape, mesh, placements)
     return known[key]
 

@@ -145,7 +145,7 @@ def layout_of(args: object, kwargs: object) -> tuple[DeviceMesh, layouts.TorchPl
     return *shared, rows
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)  # data may have any number of rows
 def rows_of(mesh: DeviceMesh, placements: layouts.TorchPlacements, rows: int) -> OwnRows:
     """Which rows this rank has of a tensor that is split by rows at most."""
     count, index, groups, axes = 1, 0, [], []

@@ -58,7 +58,7 @@ def call(
     return leaves.mapped(lambda leaf: _split(leaf, mine, layer), outputs)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)  # data may have any number of rows
 def rows_of(placement: Placement, rows: int) -> OwnRows:
     """Which rows of a mirrored batch this rank computes."""
     index = placement.ranks.index(layouts.this_rank())
