@@ -329,7 +329,7 @@ def test_a_problem_is_forgotten_with_its_rule() -> None:
             model.compile("sgd", "mse")
         model.fit(x, y, batch_size=8, verbose=0)
 
-    with pytest.raises(kf.LayoutError, match="d/kernel: kf.shard"):
+    with pytest.raises(kf.LayoutError, match=r"d/kernel: kf\.shard"):
         cell(True, 5)
     with pytest.raises(kf.LayoutError, match="output of 'act_2'"):
         cell(False, 2)
