@@ -41,14 +41,9 @@ if TYPE_CHECKING:
 _HELD_SPLIT = "each rank holds a part (zero=3)"
 #: variables that are added: no gradient is computed with them
 _ADDED = ("bias", "beta")
-_ESTIMATED = (
-    "activations (what is kept for the backward pass) and the peak are estimates: an engine may compute anew what it "
-    "could keep, and lay tensors in each other's place"
-)
-
 _AGAIN = (
-    "remat: layers are computed again in the backward pass. What their forward pass sends is counted once, and sent "
-    "again where the second run comes to it"
+    "remat: what the layers that are computed again send is counted once; their second run may send it again. kf.trace "
+    "measures what is sent"
 )
 
 #: layout and dtype of a variable of the optimizer
@@ -112,7 +107,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         collectives=_ordered(step.collectives, capabilities.traffic.joins_gradients),
         repeated=_repeated(step),
         warnings=[],
-        notes=[*graph.notes, *notes, *([_AGAIN] if blocks else []), _ESTIMATED],
+        notes=[*graph.notes, *notes, *([_AGAIN] if blocks else [])],
         calls=[CallRow(call.path, type(call.layer).__name__, call.inputs, call.outputs) for call in graph.calls],
         tensors=tensors,
         inputs=graph.inputs,
@@ -264,7 +259,7 @@ def _slots_of(distribution: FlowDistribution, model: keras.Model) -> tuple[list[
     """
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
-        return [], ["the model is not compiled: no optimizer, so no slots are counted"]
+        return [], ["the model is not compiled: no optimizer's slots are counted. Call model.compile in build_model()"]
     slots, notes = optimizer.variables, []
     if not optimizer.built:
         with dry_run(distribution.placement.size), distribution.scope():

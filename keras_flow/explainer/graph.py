@@ -87,7 +87,9 @@ class Graph:
         key = len(self.tensors)
         shape = tuple(tensor.shape)  # type: ignore[attr-defined]
         if any(length is None for length in shape[1:]):
-            self.notes[f"unknown lengths of tensors are taken as {UNKNOWN}"] = None
+            self.notes[f"a length that the model leaves open (None) is taken as {UNKNOWN}; give keras.Input yours"] = (
+                None
+            )
         rows = [self.batch if length is None and dim == 0 else length for dim, length in enumerate(shape)]
         import keras
 
@@ -259,8 +261,8 @@ def _record(
 ) -> list[int]:
     """Append the calls inside a layer; returns the keys of its outputs."""
     graph.notes[
-        f"{type(layer).__name__} has no graph: its layers are taken as they were called, and the code between "
-        "them as acting element by element"
+        f"{type(layer).__name__} has a call() of its own: what its layers send is counted, and what the code between "
+        "them sends is not. kf.trace measures what is sent"
     ] = None
     symbols = [leaf for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
     keys = [known[id(symbol)] for symbol in symbols]

@@ -33,9 +33,9 @@ from keras_flow.pipelines.stages import Stage
 from keras_flow.schedules import Schedule
 from keras_flow.schedules.action import BACKWARD, FORWARD, INPUTS, WEIGHTS
 
-_ESTIMATED = (
-    "activations and peaks are estimates; idle time is that of a schedule in which a stage's backward pass takes twice "
-    "its forward pass, and these are as long as their multiplications are many"
+_IDLE = (
+    "idle time is computed from the multiplications of each stage, a backward pass as two forward passes. kf.trace "
+    "measures it"
 )
 
 
@@ -113,7 +113,7 @@ def explain_pipeline(
         ],
         repeated=[],
         warnings=[],
-        notes=[_ESTIMATED, *step.notes],
+        notes=[_IDLE, *step.notes],
         stages=[
             StageRow(
                 stage.number,
@@ -318,7 +318,9 @@ def _slots(model: keras.Model, stages: Sequence[Stage], layouts: Mapping[int, La
     """Bytes of the optimizer's slots for each stage's weights on a rank, and a note where they cannot be counted."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
-        return [0] * len(stages), ["the model is not compiled: no optimizer, so no slots are counted"]
+        return [0] * len(stages), [
+            "the model is not compiled: no optimizer's slots are counted. Call model.compile in build_model()"
+        ]
     found, counted = [], set[int]()
     for stage in stages:
         own = [variable for variable in stage.trainable if id(variable) not in counted]

@@ -13,8 +13,8 @@ from keras_flow.units import amount
 
 _Row = TypeVar("_Row", VariableRow, tuple[Collective, int])
 _FOLDED = (
-    "collectives that are equal but for the layer or the weight are one row: --all, in Python "
-    "print(explanation.text(all_rows=True)), lists each"
+    "like collectives of several layers or weights are one row; --all lists each (in Python "
+    "print(explanation.text(all_rows=True)))"
 )
 
 
@@ -71,7 +71,7 @@ def advice(explanation: Explanation, fold: bool = True) -> list[str]:
 
 
 def notes(explanation: Explanation, fold: bool = True) -> list[str]:
-    """What stands below the tables: where they are estimates, and how to see rows that are folded."""
+    """What stands below the tables: what they do not count, and how to see rows that are folded."""
     shown = [sent for sent, _ in folded(explanation.collectives, False)] if fold else explanation.collectives
     hidden = list(shown) != list(explanation.collectives)
     return [*explanation.notes, *([_FOLDED] if hidden else [])]

@@ -34,7 +34,7 @@ def test_a_model_without_a_graph_says_the_same() -> None:
     assert [row[4] for row in sent(explanation)] == [
         row[4] for row in sent(explained(lambda: dense(64, 128, 64), rules))
     ]
-    assert any("Block has no graph" in note for note in explanation.notes)
+    assert any("Block has a call() of its own" in note for note in explanation.notes)
 
 
 def test_a_model_inside_a_model() -> None:
