@@ -67,9 +67,7 @@ class Layout:
         for axis, part in zip(placement.axis_names, _sbp.nd_sbp(nd_sbp, placement.axis_names), strict=True):
             if isinstance(part, Split):
                 if not -len(shape) <= part.dim < len(shape):
-                    legal = (
-                        f"legal are {-len(shape)} to {len(shape) - 1}" if shape else "a scalar can only be broadcast"
-                    )
+                    legal = legal_dims(len(shape)) if shape else "a scalar can only be broadcast"
                     raise FlowError(
                         f"split({part.dim}) on axis {axis!r} needs a dimension that the shape {list(shape)} "
                         f"does not have: {legal}"
@@ -172,6 +170,16 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout({_sbp.text(self.nd_sbp)} of {list(self.shape)} on {self.placement})"
+
+
+def legal_dims(count: int) -> str:
+    """What an error says of the dims that a shape has.
+
+    Example:
+        >>> legal_dims(1), legal_dims(3)
+        ('legal is dim 0', 'legal are dims 0 to 2 (from the end -3 to -1)')
+    """
+    return "legal is dim 0" if count == 1 else f"legal are dims 0 to {count - 1} (from the end {-count} to -1)"
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ def test_what_is_wrong_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(kf.FlowError, match="rule 'hiden/kernel' matched no variable") as error:
         check(tmp_path, monkeypatch, key="hiden/kernel")
     assert "Found before" not in str(error.value), "no line of the file is to blame"
-    with pytest.raises(kf.FlowError, match=r"a dimension that the shape \[8, 4\] does not have: legal are -2 to 1"):
+    with pytest.raises(kf.FlowError, match=r"a dimension that the shape \[8, 4\] does not have: legal are dims 0 to 1"):
         check(tmp_path, monkeypatch, dim=2)
     check(tmp_path, monkeypatch)
 

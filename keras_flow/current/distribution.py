@@ -14,6 +14,7 @@ from keras_flow import sbp
 from keras_flow.current.batch import BatchPlan, UnevenNotice
 from keras_flow.current.keras_places import KerasDistribution, current_distribution
 from keras_flow.errors import FlowError
+from keras_flow.layout import legal_dims
 
 if TYPE_CHECKING:
     from keras_flow.current.variable_layout import KerasLayout
@@ -49,7 +50,7 @@ def check_activation(placement: Placement, nd_sbp: sbp.NdSbp, shape: Sequence[in
         if isinstance(part, sbp.Split) and not -ndim <= part.dim < ndim:
             raise FlowError(
                 f"{where}: split({part.dim}) on axis {axis!r} needs a dimension that the shape {list(shape)} does not "
-                + (f"have: legal are {-ndim} to {ndim - 1}" if ndim else "have")
+                + (f"have: {legal_dims(ndim)}" if ndim else "have")
             )
 
 

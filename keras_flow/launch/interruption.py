@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from keras_flow import settings
 from keras_flow.launch import failure
@@ -58,5 +59,22 @@ def outcome(head: str, job: Job, folder: JobFolder, ranks: Ranks) -> str:
         return f"{head}; the callback of kf.on_preemption was not called in {numbered(missing, job.word, job.words)}"
     files = {name: None for process in ranks.processes for name in json.loads(folder.saved(process.rank).read_text())}
     if files:
-        return f"{head}; saved {', '.join(files)}"
+        return f"{head}; {saved_in_words(list(files))}"
     return f"{head}; the callback of kf.on_preemption has ended in every {job.word} of this host"
+
+
+def saved_in_words(files: Sequence[str]) -> str:
+    """Say what was saved before the end, and how the program goes on from there.
+
+    Example:
+        >>> saved_in_words(["checkpoints/step-00000012"])
+        'saved checkpoints/step-00000012: start the program again, and it goes on from there'
+        >>> saved_in_words(["state.keras"])
+        "saved state.keras: keras.models.load_model('state.keras') goes on from there"
+        >>> saved_in_words(["notes.txt"])
+        'saved notes.txt'
+    """
+    said, last = f"saved {', '.join(files)}", Path(files[-1])
+    if last.name.startswith("step-"):  # of kf.callbacks.Checkpoint, which resumes by itself
+        return f"{said}: start the program again, and it goes on from there"
+    return f"{said}: keras.models.load_model({files[-1]!r}) goes on from there" if last.suffix == ".keras" else said

@@ -26,6 +26,7 @@ from keras_flow.backends.active import backend
 from keras_flow.errors import FlowError
 from keras_flow.launch import failure
 from keras_flow.launch.folder import own_folder
+from keras_flow.launch.interruption import saved_in_words
 from keras_flow.launch.processes import preemption_seconds
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class PreemptionPoint:
         if (folder := own_folder()) is not None:
             folder.saved(backend().world().process_index).write_text(json.dumps(saved))
         elif backend().world().process_index == 0:
-            done = f"saved {', '.join(saved)}" if saved else "the callback of kf.on_preemption has ended"
+            done = saved_in_words(saved) if saved else "the callback of kf.on_preemption has ended"
             print(f"keras-flow: interrupted; {done}", file=sys.stderr, flush=True)
 
     def _leave_last(self) -> None:

@@ -171,7 +171,8 @@ def test_bytes(dtype: object, count: int) -> None:
         (
             "S(2)",
             (4, 6),
-            "split(2) on axis 'rows' needs a dimension that the shape [4, 6] does not have: legal are -2 to 1",
+            "split(2) on axis 'rows' needs a dimension that the shape [4, 6] does not have: legal are dims 0 to 1 "
+            "(from the end -2 to -1)",
         ),
         ("S(-3)", (4, 6), "split(-3) on axis 'rows'"),
         ("S(0)", (), "does not have: a scalar can only be broadcast"),

@@ -154,7 +154,9 @@ def test_a_function_that_makes_a_layout_map() -> None:
 def test_a_rule_of_wrong_rank() -> None:
     text = problem("S(2)")
     assert "model/hidden/kernel: rule 'hidden/kernel': split(2) on axis 'model'" in text
-    assert "needs a dimension that the shape [8, 16] does not have: legal are -2 to 1" in text
+    assert (
+        "needs a dimension that the shape [8, 16] does not have: legal are dims 0 to 1 (from the end -2 to -1)" in text
+    )
     assert "has 2 sbp, the placement has 1 axes ['model']" in problem("S(0),B")
 
 

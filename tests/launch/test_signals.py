@@ -164,7 +164,9 @@ def test_the_callback_ends(
     assert codes == [128 + numbers[0]] * hosts, said
     lines = [line for line in said.splitlines() if "interrupted" in line]
     if hosts == 1:
-        assert lines == ["keras-flow: interrupted; saved state.keras"], said
+        assert lines == [
+            "keras-flow: interrupted; saved state.keras: keras.models.load_model('state.keras') goes on from there"
+        ], said
     else:  # the host of process 0 is another one
         assert lines == [
             "keras-flow: interrupted; the callback of kf.on_preemption has ended in every rank of this host"
@@ -187,7 +189,7 @@ def test_a_checkpoint_is_named_by_its_folder(backend: str, tmp_path: Path) -> No
     assert steps, said
     step = steps[-1]
     lines = [line for line in said.splitlines() if "interrupted" in line]
-    assert lines == [f"keras-flow: interrupted; saved {step}"], said
+    assert lines == [f"keras-flow: interrupted; saved {step}: start the program again, and it goes on from there"], said
 
 
 @pytest.mark.parametrize("backend", sampling.on_one(["jax", "torch", "tensorflow"]))
