@@ -136,7 +136,8 @@ def _from_text(text: str) -> Any:
 def _set_keras_states(seed: int | None, generator_state: list[int] | None) -> None:
     from keras_flow.current import keras_places  # loads Keras
 
-    keras_places.set_global_attribute(keras_places.GLOBAL_RANDOM_SEED, seed)
+    if seed != _keras_seed():  # `row_order` counts epochs under the object that is there
+        keras_places.set_global_attribute(keras_places.GLOBAL_RANDOM_SEED, seed)
     if generator_state is None:
         keras_places.set_global_attribute(keras_places.GLOBAL_SEED_GENERATOR, None)
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +18,8 @@ from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.rendezvous import agreement
 from keras_flow.current.distribution import active
-from keras_flow.current.keras_places import get_random_seed, global_seed_generator
+from keras_flow.current.keras_places import GLOBAL_RANDOM_SEED, get_random_seed, set_global_attribute
 from keras_flow.permutation import Permutation
-
-if TYPE_CHECKING:
-    import keras
 
 #: positions that are evaluated at a time, in whole batches: NumPy takes as long for a few
 _GROUP = 1024
@@ -32,9 +29,16 @@ _is_ordering = False
 #: epoch of the `fit` that runs, and its seed; None before its first epoch
 _epoch: int | None = None
 _seed = 0
-#: epoch -> how often it was begun under the seed; and Keras's generator then, which `set_random_seed` drops
+#: epoch -> how often it was begun under the seed
 _begun: dict[int, int] = {}
-_generator: keras.random.SeedGenerator | None = None
+
+
+class _Counted(int):
+    """The seed of `set_random_seed` once epochs are counted under it: the next call puts a plain number in its place.
+
+    Keras's own generator is dropped by that call, too. But making one where one device makes none draws a number from
+    Python's `random`, and layers made after a `fit` would begin with other weights.
+    """
 
 
 def shuffles(adapter: Any) -> bool:
@@ -131,18 +135,15 @@ def _of_epoch() -> tuple[int, int]:
 
 
 def _seed_of_fit() -> int:
-    global _generator
     seed = get_random_seed()
     if seed is None:
         _begun.clear()
         drawn = int(np.random.randint(2**63))
         several = active() is not None and backend().world().process_count > 1
         return int(agreement.first_says(str(drawn))) if several else drawn
-    # made once for each call of `set_random_seed`
-    current = global_seed_generator()
-    if current is not _generator:
+    if not isinstance(seed, _Counted):
         _begun.clear()
-        _generator = current
+        set_global_attribute(GLOBAL_RANDOM_SEED, _Counted(seed))
     return int(seed) & 0xFFFFFFFFFFFFFFFF
 
 
@@ -157,3 +158,6 @@ def set_state(state: Mapping[str, Any]) -> None:
     _seed = state["seed"]
     _begun.clear()
     _begun.update((epoch, times) for epoch, times in state["begun"])
+    seed = get_random_seed()
+    if seed is not None:
+        set_global_attribute(GLOBAL_RANDOM_SEED, _Counted(seed))

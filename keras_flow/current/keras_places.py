@@ -336,7 +336,6 @@ get_global_attribute = private("keras:global_state", "get_global_attribute", "sc
 set_global_attribute = private("keras:global_state", "set_global_attribute", "a generator that is taken back")
 draw_seed = private("keras:seeds", "draw_seed", "the words of a seed, as Keras's own draws take them")
 GLOBAL_SEED_GENERATOR: str = private("keras:seeds", "GLOBAL_SEED_GENERATOR", "by this name Keras keeps its generator")
-global_seed_generator = private("keras:seeds", "global_seed_generator", "made anew by each `set_random_seed`")
 GLOBAL_RANDOM_SEED: str = private("keras:rng_utils", "GLOBAL_RANDOM_SEED", "by this name Keras keeps the seed")
 get_random_seed = private("keras:rng_utils", "get_random_seed", "the seed of `set_random_seed` has no public name")
 safe_get_h5_dataset = private("keras:saving_lib", "safe_get_h5_dataset", "an entry is checked as Keras checks it")

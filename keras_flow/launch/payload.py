@@ -84,13 +84,13 @@ def _keras_state() -> dict[str, object]:
     if keras is not None:
         from keras_flow.current.keras_places import get_random_seed  # loads Keras, which may not be loaded here
 
-        custom = keras.saving.get_custom_objects()
+        seed, custom = get_random_seed(), keras.saving.get_custom_objects()
         state["keras"] = {
             "floatx": keras.config.floatx(),
             "epsilon": keras.config.epsilon(),
             "image_data_format": keras.config.image_data_format(),
             "dtype_policy": keras.saving.serialize_keras_object(keras.config.dtype_policy()),
-            "seed": get_random_seed(),
+            "seed": None if seed is None else int(seed),
             "custom": {name: item for name, item in custom.items() if getattr(item, "__module__", "") == "__main__"},
         }
     return state

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from keras_flow.backends.reading import row_order
+from tests import sampling
 from tests.launch import programs
 
 #: name -> how its data are given; epochs are three
@@ -132,3 +133,38 @@ def test_an_epoch_has_its_order_wherever_training_begins(on_ranks) -> None:
     assert len({tuple(epoch) for epoch in whole}) == 4
     assert resumed == whole[2:]
     assert stock != whole
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(("jax", "tensorflow", "torch")))
+def test_what_is_made_after_a_fit_begins_as_on_one_device(engine: str, on_ranks) -> None:
+    def program() -> tuple[list[list[float]], list[float]]:
+        import random
+
+        import keras
+        import numpy as np
+
+        import keras_flow as kf
+
+        x = np.arange(20, dtype="float32")[:, None] / 20
+        kernels, losses = [], []
+
+        def model() -> keras.Model:
+            made = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+            made.compile(keras.optimizers.SGD(0.1), "mse")
+            return made
+
+        with kf.DataParallel(random="logical").scope():
+            for is_trained in (False, True, True):
+                keras.utils.set_random_seed(1)
+                first = model()
+                state = random.getstate()
+                if is_trained:
+                    losses.append(first.fit(x, x, batch_size=4, verbose=0).history["loss"][0])
+                    assert random.getstate() == state
+                kernels.append(model().layers[0].get_weights()[0].ravel().tolist())
+            losses.append(first.fit(x, x, batch_size=4, verbose=0).history["loss"][0])
+        return kernels, losses
+
+    (fresh, *others), (one, again, on) = on_ranks(engine)(program)
+    assert others == [fresh, fresh]
+    assert one == again != on  # a seed that is set anew begins the orders of epochs anew
