@@ -219,7 +219,8 @@ class PipelineParallel(ExplainedDistribution):
         moved = False
         for layer in model._flatten_layers():
             ranks = self._ranks_of_layer.get(layer)
-            for variable in (*layer._trainable_variables, *layer._non_trainable_variables):
+            seeds = [generator.state for generator in layer._seed_generators]  # which its stage alone moves on
+            for variable in (*layer._trainable_variables, *layer._non_trainable_variables, *seeds):
                 found = keras_layout(variable)
                 if ranks is not None and found is not None and found.distribution is not self._part(ranks):
                     backend().place(variable, self.layout_for(variable.path, tuple(variable.shape), layer))

@@ -92,6 +92,27 @@ def test_a_model_that_is_compiled_again(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_compiled_again, "1f1b") == []
 
 
+def _draws() -> list[int]:
+    import keras
+    import numpy as np
+
+    from tests.pipelines import models
+
+    with models.pipeline("1f1b").scope():
+        model = models.dropout()
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(models.X, models.Y, batch_size=13, epochs=2, verbose=0)
+    return [
+        int(np.asarray(variable)[1]) for variable in model.variables if variable.path.endswith("seed_generator_state")
+    ]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_rank_sees_how_often_each_stage_has_drawn(engine: str, on_ranks: Any) -> None:
+    """A checkpoint holds what the first process sees."""
+    assert on_ranks(engine).on_each(_draws) == [[2, 2, 2]] * (4 if engine == "torch" else 1)
+
+
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_schedules(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("dropout", "masked_weights"), SCHEDULES) == []
