@@ -24,7 +24,7 @@ from keras_flow.backends import (
     symbolic,
 )
 from keras_flow.backends.active import backend
-from keras_flow.backends.files import backups, exporting, weights_files
+from keras_flow.backends.files import backups, weights_files
 from keras_flow.backends.hooking import Hook, always, declared, distribution_of_new, hook
 from keras_flow.backends.reading import row_order
 from keras_flow.backends.rendezvous import alone, meeting
@@ -394,6 +394,6 @@ def hooks() -> Sequence[Hook]:
     return (
         *declared(backups),
         *hub_models.hooks(_entry),
-        *declared(exporting, weights_files, dry_run_hooks, rematerialized, layer_losses, built_late, first_step),
+        *declared(weights_files, dry_run_hooks, rematerialized, layer_losses, built_late, first_step),
         *declared(sys.modules[__name__]),
     )

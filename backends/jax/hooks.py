@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_flow.backends import logical_random
-from keras_flow.backends.files import shared_files
+from keras_flow.backends.files import exporting, shared_files
 from keras_flow.backends.hooking import Hook, declared
 from keras_flow.backends.jax import (
     convolutions,
@@ -26,5 +26,5 @@ def hooks() -> tuple[Hook, ...]:
     return (
         *declared(variables, gathered_weights, data, trainer, host_calls),
         *sources.hooks(reading.READER),
-        *declared(rematerialized, convolutions, layers, optimizer, logical_random, fourier, shared_files),
+        *declared(rematerialized, convolutions, layers, optimizer, logical_random, fourier, shared_files, exporting),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_flow.backends import logical_random
-from keras_flow.backends.files import shared_files
+from keras_flow.backends.files import exporting, shared_files
 from keras_flow.backends.hooking import Hook, declared
 from keras_flow.backends.reading import sources
 from keras_flow.backends.tensorflow import (
@@ -39,7 +39,7 @@ def hooks() -> tuple[Hook, ...]:
         *declared(rematerialized, layers, optimizer, random),
         *declared(operations, graph_operations, substitutes, slices, convolutions, windows),
         *declared(images, counting, linear_algebra, tables),
-        *declared(strategy, step, replica_math, shared_files),
+        *declared(strategy, step, replica_math, shared_files, exporting),
         # asked before what is above on the same functions
         *declared(logical_random),
     )

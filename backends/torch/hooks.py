@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_flow.backends import logical_random
-from keras_flow.backends.files import shared_files
+from keras_flow.backends.files import exporting, shared_files
 from keras_flow.backends.hooking import Hook, declared
 from keras_flow.backends.reading import sources
 from keras_flow.backends.torch import (
@@ -39,5 +39,5 @@ def hooks() -> tuple[Hook, ...]:
         *declared(mirrored_calls, step, rematerialized, layers, shapes, split_layers, losses),
         *metrics.hooks(),
         *declared(partial_numbers, log_readers, optimizer, random, logical_random, shared_files, generation, relayout),
-        *declared(wrapped_modules, tables),
+        *declared(wrapped_modules, tables, exporting),
     )
