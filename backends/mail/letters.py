@@ -29,6 +29,8 @@ from keras_flow.errors import FlowError
 
 #: who sends, who gets, and the number of the message, among those on their way between the two
 Address = tuple[int, int, int]
+#: an address, and how often the processes have begun anew: of a step that was broken off nobody takes all letters
+_Dated = tuple[int, int, int, int]
 #: seconds of one wait, within which a process hears no signal
 _WAIT_SECONDS = 1.0
 
@@ -41,7 +43,7 @@ def post(address: Address, value: Any) -> Callable[[], None]:
         value: None, or lists, tuples and dicts of tensors and Nones.
     """
     to = backend().world().process_of(address[1])
-    letter = _Letter(address, value)
+    letter = _Letter(_now(address), value)
     _own_box().outgoing(to).put(letter)
     return letter.wait
 
@@ -52,13 +54,17 @@ def letter(address: Address) -> Any:
     Raises:
         FlowError: the process that sends is gone, or sent nothing within KERAS_FLOW_TIMEOUT.
     """
-    return _own_box().take(address, backend().world().process_of(address[0]))
+    return _own_box().take(_now(address), backend().world().process_of(address[0]))
+
+
+def _now(address: Address) -> _Dated:
+    return (*address, whereabouts.times_begun_anew())
 
 
 class _Letter:
     """A letter that a thread sends."""
 
-    def __init__(self, address: Address, value: Any):
+    def __init__(self, address: _Dated, value: Any):
         self.address, self.value = address, value
         self._left = threading.Event()
         self._error: BaseException | None = None
@@ -87,7 +93,7 @@ class _Box:
 
     def __init__(self) -> None:
         self._found = processes.find()
-        self._letters: defaultdict[Address, deque[Any]] = defaultdict(deque)
+        self._letters: defaultdict[_Dated, deque[Any]] = defaultdict(deque)
         self._changed = threading.Condition()
         self._gone: set[int] = set()
         self._outgoing: dict[int, queue.Queue[_Letter]] = {}
@@ -103,7 +109,7 @@ class _Box:
             _begin(self._send_all, process, self._outgoing[process])
         return self._outgoing[process]
 
-    def take(self, address: Address, process: int) -> Any:
+    def take(self, address: _Dated, process: int) -> Any:
         """The next letter of an address."""
         until = time.monotonic() + joining.waiting_seconds()
         with meeting.waiting_for((process,), "a message of a pipeline"), self._changed:

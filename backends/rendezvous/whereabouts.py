@@ -155,6 +155,11 @@ def waiting_for(processes: tuple[int, ...], name: str) -> Iterator[None]:
         _of_some = "", ()
 
 
+def times_begun_anew() -> int:
+    """How often the processes have begun anew, the same in all of them."""
+    return _begun_anew
+
+
 def begin_anew(times: int) -> None:
     """Count from the start, after processes were stopped in different places; `times` as in `meeting`."""
     global _begun_anew, _exchanges

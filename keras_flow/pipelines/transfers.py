@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_flow.backends.active import backend
+from keras_flow.backends.rendezvous import whereabouts
 from keras_flow.pipelines.stages import Stage
 from keras_flow.schedules.action import RECV_B, RECV_F, SEND_F
 
@@ -46,6 +47,7 @@ class Transfers:
         # what messages look like is told with the first of each kind
         self._told: dict[object, Any] = {}
         self._heard: dict[object, Any] = {}
+        self._begun_anew = whereabouts.times_begun_anew()
 
     def is_own(self, stage: int) -> bool:
         """Whether this process computes a stage."""
@@ -63,6 +65,10 @@ class Transfers:
         """Forget what a step that was broken off has left."""
         for left in (self._ready, self._leaving, self._coming, self._sent):
             left.clear()
+        if self._begun_anew != whereabouts.times_begun_anew():  # another step may have told what nobody heard
+            self._begun_anew = whereabouts.times_begun_anew()
+            self._told.clear()
+            self._heard.clear()
 
     # ---- activations and their gradients
 
