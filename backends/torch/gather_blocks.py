@@ -67,7 +67,7 @@ class Asking:
                 index = tuple(slice(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True))
                 block = torch.empty([part.stop - part.start for part in index], dtype=tensor.dtype)
                 # as bytes: gloo does not send every dtype
-                torch_distributed.recv(block.view(torch.uint8), rank)
+                torch_distributed.recv(block.reshape(-1).view(torch.uint8), rank)
                 yield index, block
 
     def whole(self, tensor: DTensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ def answer(variables: Sequence[keras.Variable]) -> None:
             bounds = [bound for part in index for bound in (part.start, part.stop)]
             torch_distributed.send(torch.tensor([1, *bounds]), 0)
             # as bytes, whatever the dtype is
-            torch_distributed.send(block.view(torch.uint8), 0)
+            torch_distributed.send(block.reshape(-1).view(torch.uint8), 0)
         # a header that begins with 0 ends the answer
         torch_distributed.send(torch.zeros(1 + 2 * tensor.ndim, dtype=torch.int64), 0)
 
