@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import keras
 import numpy as np
@@ -46,6 +46,7 @@ def serve(cluster: Mapping[str, Sequence[str]], job: str, index: int) -> None:
         with lock:
             if job == "worker":
                 return answers[told["what"]](told, value)
+            tables.forget(told["gone"])
             with keras.device("cpu"), torch.no_grad():
                 return answers[told["what"]](told, value)
 
@@ -62,6 +63,8 @@ def _worker(cluster: Mapping[str, Sequence[str]]) -> Mapping[str, Callable[..., 
     known: dict[int, _WorkerStep] = {}
 
     def learn(told: Mapping[str, Any], value: np.ndarray) -> None:
+        for number in told["gone"]:
+            del known[number]
         known[told["program"]] = parcels.unpacked(value)
 
     def compute(told: Mapping[str, Any], value: Any) -> Any:
@@ -136,11 +139,8 @@ def _host(leaf: Any) -> np.ndarray:
 
 def _optimizers() -> Mapping[str, Callable[..., Any]]:
     """What a server answers to questions of updates."""
-    known: dict[str, tuple[Any, list[Any]]] = {}
 
     def learn(told: Mapping[str, Any], value: np.ndarray) -> None:
-        for each in told["gone"]:
-            known.pop(each, None)
         optimizer, home = parcels.unpacked(value)
         optimizer._trainable_variables_indices = {
             optimizer._var_key(variable): number for number, variable in enumerate(optimizer._trainable_variables)
@@ -148,10 +148,10 @@ def _optimizers() -> Mapping[str, Callable[..., Any]]:
         for variable in (*optimizer._trainable_variables, *optimizer.variables):
             variable._shape = tuple(variable._value.shape)  # of a table a part is here
         optimizer._use_weight_decay = lambda variable: True  # the chief has asked
-        known[told["optimizer"]] = optimizer, home
+        tables.hold(told["optimizer"], (optimizer, home))
 
     def update(told: Mapping[str, Any], value: Any) -> Any:
-        optimizer, home = known[told["optimizer"]]
+        optimizer, home = tables.held(told["optimizer"])
         for variable, each in zip(home, value["home"], strict=True):
             variable.assign(each)
         variables = [optimizer._trainable_variables[number] for number in told["numbers"]]
@@ -216,15 +216,18 @@ class WorkerQueue:
 
     def __init__(self, workers: Sequence[str]):
         self._tasks: queue.Queue[_Task] = queue.Queue()
+        self._programs: WeakValueDictionary[int, SentProgram] = WeakValueDictionary()
         for number, address in enumerate(workers):
             threading.Thread(target=self._run, args=(number, address), daemon=True).start()
 
     def program(self, function: Callable[..., Any], stage: Any, learns: bool) -> SentProgram:
         """A function of weights, tensors and others as what workers run."""
         distribution = applied()
-        return SentProgram(
+        made = SentProgram(
             _WorkerStep(function, stage, learns, "stock" if distribution is None else distribution.random)
         )
+        self._programs[made.number] = made
+        return made
 
     def schedule(self, program: SentProgram, others: Any) -> Callable[[], tuple[Any, int]]:
         """Begin to compute a program on a worker; what waits for what it gives, and says which worker it was."""
@@ -239,7 +242,9 @@ class WorkerQueue:
             task = self._tasks.get()
             try:
                 if task.program.number not in known:
-                    line.ask("program", task.program.parcel, program=task.program.number)
+                    gone = [each for each in known if each not in self._programs]
+                    line.ask("program", task.program.parcel, program=task.program.number, gone=gone)
+                    known.difference_update(gone)
                     known.add(task.program.number)
                 task.end((line.ask("compute", task.others, program=task.program.number), number))
             except calls.LostProcessError:
@@ -310,13 +315,13 @@ class _Updates:
     """
 
     def __init__(self, optimizer: Any):
-        self.key = f"{next(_programs)}"
+        self.key = f"optimizer {next(_programs)}"
         self.variables = [id(variable) for variable in optimizer.variables]
         self._home = [each for each in optimizer.variables if not isinstance(each._value, tables.ServedTensor)]
         self._parcel, self._told = parcels.packed((optimizer, self._home)), set[int]()
         self._numbers = {id(variable): number for number, variable in enumerate(optimizer._trainable_variables)}
         self._decayed: list[int] = []
-        finalize(optimizer, _gone.append, self.key)
+        self._optimizer = ref(optimizer)
 
     def decay(self, variables: Sequence[keras.Variable]) -> None:
         """Let the weights of some variables decay with the update that follows."""
@@ -341,9 +346,9 @@ class _Updates:
         waits = []
         for server, (numbers, of_server) in parts.items():
             if server not in self._told:
-                gone, _gone[:] = list(_gone), []
-                tables.ask(server, "optimizer", self._parcel, optimizer=self.key, gone=gone)()
+                tables.ask(server, "optimizer", self._parcel, optimizer=self.key)()
                 self._told.add(server)
+                tables.forget_with(self._optimizer(), self.key, [server])
             value = {"gradients": of_server, "home": home, "rate": rate}
             told = {"optimizer": self.key, "numbers": numbers, "decayed": self._decayed}
             waits.append(tables.ask(server, "update", value, **told))
@@ -356,8 +361,6 @@ class _Updates:
 
 
 _known: WeakKeyDictionary[Any, _Updates] = WeakKeyDictionary()
-#: keys of optimizers that are gone, which servers are told with the next new one
-_gone: list[str] = []
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -32,9 +33,9 @@ from keras_flow.errors import LostServerError
 _lines: list[Line] = []
 #: where this process is a server: its number, and key -> its part
 _number = -1
-_held: dict[str, torch.Tensor] = {}
-#: keys of variables that are gone, which servers are told with the next new variable
-_gone: list[str] = []
+_held: dict[str, Any] = {}
+#: server -> keys of what it holds for variables and optimizers that are gone, which it is told with the next question
+_gone: dict[int, deque[str]] = {}
 _keys = itertools.count()
 
 
@@ -172,9 +173,9 @@ def ask(server: int, what: str, value: Any = None, **told: Any) -> Callable[[], 
     Raises:
         LostServerError: it is gone; or later, by what waits.
     """
-    line = _lines[server]
+    line, gone = _lines[server], _gone.get(server, deque())
     try:
-        waits = line.begin(what, value, **told)
+        waits = line.begin(what, value, gone=[gone.popleft() for _ in range(len(gone))], **told)
     except LostProcessError as error:
         raise LostServerError(f"{line.name} ({line.address})") from error
 
@@ -235,19 +236,24 @@ def make(variable: keras.Variable, block: Block, placed: KerasLayout) -> None:
     slices = [layout.local_slices(rank) for rank in ranks] if len(ranks) > 1 else [None]
     rows = tuple(range(each[0].start, each[0].stop) for each in slices if each)
     place = ServedPlace(f"{next(_keys)}", tuple(rank - 1 for rank in ranks), rows, tuple(layout.shape), dtype)
-    gone, _gone[:] = list(_gone), []
     for server, each in zip(place.servers, slices, strict=True):
         index = each or tuple(slice(0, length) for length in place.shape)
         shape = [part.stop - part.start for part in index]
         value = block(index)
-        told: dict[str, Any] = {"key": place.key, "shape": shape, "dtype": dtype, "gone": gone}
+        told: dict[str, Any] = {"key": place.key, "shape": shape, "dtype": dtype}
         if not isinstance(value, torch.Tensor):
             told["fill"], value = value, None
         ask(server, "make", None if value is None else tensors.as_numpy(value), **told)()
     is_trained = variable._trainable and core.to_torch_dtype(dtype).is_floating_point
     variable._value = torch.nn.Parameter(ServedTensor(place), requires_grad=is_trained)
     variable._layout = placed
-    weakref.finalize(variable, _gone.append, place.key)
+    forget_with(variable, place.key, place.servers)
+
+
+def forget_with(owner: object, key: str, servers: Iterable[int]) -> None:
+    """Let servers forget what they hold under a key when its owner is gone."""
+    for server in servers:
+        weakref.finalize(owner, _gone.setdefault(server, deque()).append, key).atexit = False
 
 
 #: gives the elements of a new variable in a block of it, or one number for all
@@ -348,9 +354,23 @@ def serve(number: int) -> Mapping[str, Callable[..., Any]]:
     return {"make": _make, "read": _read, "rows": _rows, "write": _write}
 
 
-def _make(told: Mapping[str, Any], value: Any) -> None:
-    for key in told["gone"]:
+def hold(key: str, value: Any) -> None:
+    """Hold something for the chief, until it says that the key is gone."""
+    _held[key] = value
+
+
+def held(key: str) -> Any:
+    """What this server holds under a key."""
+    return _held[key]
+
+
+def forget(keys: Iterable[str]) -> None:
+    """Hold no more what the chief says is gone."""
+    for key in keys:
         _held.pop(key, None)
+
+
+def _make(told: Mapping[str, Any], value: Any) -> None:
     dtype = core.to_torch_dtype(told["dtype"])
     made = tensors.put(value, 0) if value is not None else torch.full(told["shape"], told["fill"], dtype=dtype)
     _held[told["key"]] = made.cpu()

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_flow.backends.active import backend
+from keras_flow.distributions.distribution import is_seed
 from keras_flow.errors import FlowError, LostServerError
 from keras_flow.pipelines.graph import CallGraph
-from keras_flow.pipelines.passes import CutBatch
+from keras_flow.pipelines.passes import CutBatch, host
 from keras_flow.pipelines.staged_model import StagedModel, loss_scale
 from keras_flow.pipelines.update import update
 from keras_flow.servers.counting import Ledger
@@ -62,6 +64,9 @@ class ServedModel(StagedModel):
         self._batches: dict[Any, CutBatch] = {}
         self._latest: dict[str, Any] | None = None
         self._epoch = self._number = 0
+        self._newest = (-1, -1)
+        #: how far a batch moves each seed, once it is known: batches on their way together have seeds of their own
+        self._moves: list[np.ndarray] | None = None
 
     # ---- steps
 
@@ -71,6 +76,7 @@ class ServedModel(StagedModel):
         self._look_at_variables()
         if self._ledger is None:
             results = self._of_parts(batch, training=True, with_loss=True)
+            self._keep_state(results)
             return self._learned(batch, results)
         while not self._ledger.may_send():
             self._take()
@@ -79,7 +85,9 @@ class ServedModel(StagedModel):
         self._ledger.sent(key)
         self._batches[key] = batch
         self._send(batch, 0, True, True, key)
-        while self._latest is None or not self._results.empty():
+        for variable, move in zip(self._seeds(), self._moves or (), strict=False):
+            backend().write(variable, keras.ops.add(backend().read(variable), move))
+        while self._latest is None or self._moves is None or not self._results.empty():
             self._take()
         return self._latest
 
@@ -87,7 +95,9 @@ class ServedModel(StagedModel):
         """Let the workers compute a batch without learning from it, and return the results."""
         self.finish()
         self._look_at_variables()
-        return [self._rows(self._of_parts(batch, training=False, with_loss=with_loss), training=False)]
+        results = self._of_parts(batch, training=False, with_loss=with_loss)
+        self._keep_state(results)
+        return [self._rows(results, training=False)]
 
     def finish(self) -> None:
         """Wait for all that is on its way: an epoch ends with the updates of all its batches."""
@@ -102,6 +112,11 @@ class ServedModel(StagedModel):
         self._batches.clear()
         if self._ledger is not None:
             self._ledger.forget()
+
+    def forget_programs(self) -> None:
+        """Forget the programs, and how far they move seeds."""
+        super().forget_programs()
+        self._moves = None
 
     # ---- what workers compute
 
@@ -166,16 +181,32 @@ class ServedModel(StagedModel):
         assert self._ledger is not None
         key, found, worker = self._result()
         if self._ledger.came_back(key, worker):
+            state = dict(zip(map(id, self.stages[0].state), found[1]["state"], strict=True))
+            if self._moves is None:  # of the first batch, which goes alone
+                pairs = [(host(state.pop(id(seed))), seed) for seed in self._seeds()]
+                self._moves = [after - host(backend().read(seed)) for after, seed in pairs]
+                for after, seed in pairs:
+                    backend().write(seed, keras.ops.convert_to_tensor(after))
+            for variable in self.stages[0].state:
+                if not is_seed(variable.path) and key > self._newest:
+                    backend().write(variable, state[id(variable)])
+            self._newest = max(key, self._newest)
             self._latest = self._learned(self._batches.pop(key), [found])
+
+    def _seeds(self) -> list[keras.Variable]:
+        return [variable for variable in self.stages[0].state if is_seed(variable.path)]
 
     def _rows(self, results: Sequence[Any], training: bool) -> _Rows:
         rows = _Rows(self.lanes.all[0], training)
         for _, rest in results:
             rows.losses.append(rest["loss"])
             rows.blocks.append((rest["fixed"], rest["masks"]))
+        return rows
+
+    def _keep_state(self, results: Sequence[Any]) -> None:
+        """Give variables what the last part of a batch left, which every part began with what the batch did."""
         for variable, value in zip(self.stages[0].state, results[-1][1]["state"], strict=True):
             backend().write(variable, value)
-        return rows
 
     def _learned(self, batch: CutBatch, results: Sequence[Any]) -> dict[str, Any]:
         """Update the variables by the gradients of all parts of a batch; the logs."""

@@ -218,7 +218,7 @@ NAMES = {
         "ServedPlace Read ServedTensor Lookups looking_up table_of rows_of_table summed is_served shards": (
             "torch's are tensors that say where they are; TensorFlow's are its own, and parts of a table"
         ),
-        "join ask read_all read_rows write serve": "what TensorFlow's runtime does",
+        "join ask read_all read_rows write serve hold held forget forget_with": "what TensorFlow's runtime does",
         "Block block_of cut_of": "in `creation` on TensorFlow, whose values on meshes are made so, too",
     },
     "trainer": {
