@@ -96,7 +96,7 @@ def folder_in(parent: Path) -> Iterator[Path]:
 
     It is one of the system's temporary folders where `parent` may not be written.
     """
-    _remove_left_over(parent)
+    remove_left_over(parent)
     own = psutil.Process()
     folder = parent / f"{_PREFIX}{_processes_seen()}-{own.pid}-{int(own.create_time())}-{next(_numbers)}"
     try:
@@ -179,7 +179,7 @@ def _to_disk(path: Path) -> None:
             os.close(descriptor)
 
 
-def _remove_left_over(parent: Path) -> None:
+def remove_left_over(parent: Path) -> None:
     """Remove the folders of writers that were killed."""
     for old in parent.glob(f"*{_OLD}"):  # of a writer that was killed between two renames
         target = old.with_name(old.name.removesuffix(_OLD))

@@ -13,12 +13,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_flow.backends import hooking
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.rendezvous import agreement
-from keras_flow.checkpoint import callback_states, going_on, loading, manifest, names, positions, saving, store
+from keras_flow.checkpoint import (
+    as_json,
+    callback_states,
+    going_on,
+    loading,
+    manifest,
+    names,
+    positions,
+    saving,
+    store,
+)
 from keras_flow.checkpoint.lock import held
 from keras_flow.checkpoint.reader import Reader
 from keras_flow.errors import FlowError, warn
@@ -34,7 +45,7 @@ class Checkpoint(keras.callbacks.Callback):
     Args:
         directory: directory of checkpoints. A checkpoint's folder is `step-00000012` after 12 updates.
         save_freq: `"epoch"`, or a number of batches: 2 saves every two batches.
-        keep: how many of the newest checkpoints to keep; None: all.
+        keep: how many of the newest checkpoints to keep, besides the best one with `save_best_only`; None: all.
         asynchronous: copy the values, and write them in a thread while training goes on. The next save waits for it.
         resume: go on from the newest checkpoint of the directory. `fit` of an empty directory begins as ever.
         monitor: a log, for `save_best_only`.
@@ -93,6 +104,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._epoch = self._batch = self._since = 0
         #: epochs that are done, where what came since the last save is still to be saved if `fit` ends here
         self._unsaved: int | None = None
+        #: the step of the checkpoint with the best value so far, which `keep` spares
+        self._best_step: int | None = None
         self._epoch_states: dict[str, Any] = {}
         self._is_due = False
         self._saving: saving.Saved | None = None
@@ -138,6 +151,7 @@ class Checkpoint(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the random states, from which the order of rows follows."""
         self._is_running()
+        self._trained()._initial_epoch = None  # this `fit` has begun where it says, and the next one may begin anew
         self._epoch, self._batch, self._unsaved = epoch, 0, None
         if self._left is None or epoch != self._left.epoch:
             self._epoch_states = going_on.states(self._source)
@@ -176,7 +190,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._is_due = False
             if self.save_best_only and not self._is_best(epoch, logs or {}):
                 return
-            self._save(epoch + 1, 0, {})
+            self._save(epoch + 1, 0, {}, is_best=self.save_best_only)
         elif self._since:
             self._unsaved = epoch + 1
 
@@ -185,7 +199,7 @@ class Checkpoint(keras.callbacks.Callback):
         global _current
         if self._unsaved is not None:
             self._save(self._unsaved, 0, {})
-        _current, self._loop = None, None
+        _current, self._loop, self._trained()._initial_epoch = None, None, None
         self._lock.close()
         if self._source is not None:
             self._source.end()
@@ -238,16 +252,25 @@ class Checkpoint(keras.callbacks.Callback):
         if self.monitor is None or self.monitor not in logs:
             known = ", ".join(sorted(logs))
             raise FlowError(f"Checkpoint(monitor={self.monitor!r}): epoch {epoch} has no such log; there are {known}")
+        if np.ndim(logs[self.monitor]):
+            raise FlowError(
+                f"Checkpoint(monitor={self.monitor!r}): this log has {np.size(logs[self.monitor])} numbers; monitor "
+                "one that is a number"
+            )
         value = float(logs[self.monitor])
         if self.best is not None and not self._is_better(value, self.best):
             return False
         self.best = value
         return True
 
-    def _save(self, epoch: int, batch: int, epoch_states: Mapping[str, Any], now: bool = False) -> None:
+    def _save(
+        self, epoch: int, batch: int, epoch_states: Mapping[str, Any], now: bool = False, is_best: bool = False
+    ) -> None:
         model, self._unsaved = self._trained(), None
         self._raise(wait=True)
-        logs = {name: list(map(float, values)) for name, values in self._history.history.items()}
+        logs = {name: as_json.encoded(list(values)) for name, values in self._history.history.items()}
+        if is_best:
+            self._best_step = saving.step_of(model)
         training = {
             "epoch": epoch,
             "batch": batch,
@@ -256,6 +279,7 @@ class Checkpoint(keras.callbacks.Callback):
             "data": self._data_at(batch),
             "history": {"epoch": list(self._history.epoch), "logs": logs},
             "best": self.best,
+            "best_step": self._best_step,
             "is_over": bool(getattr(model, "stop_training", False)) and not batch,
             "callbacks": [
                 [type(each).__name__, callback_states.state_of(each, begun)]
@@ -265,7 +289,9 @@ class Checkpoint(keras.callbacks.Callback):
         beside = dict(names.metrics_of(model)) if batch else {}
         beside |= callback_states.arrays_of(self._others)
         is_thread = self.asynchronous and not now
-        self._saving = saving.save_with(self.directory, model, None, is_thread, self.keep, {}, training, beside)
+        self._saving = saving.save_with(
+            self.directory, model, None, is_thread, self.keep, {}, training, beside, spared=self._best_step
+        )
 
     def _data_at(self, batch: int) -> dict[str, Any] | None:
         """Say where the data are, as JSON has it."""
@@ -302,8 +328,9 @@ class Checkpoint(keras.callbacks.Callback):
             return
         # as Keras's own BackupAndRestore says where `fit` goes on (checked with 3.15)
         self._trained()._initial_epoch = training["epoch"]
-        self._history.epoch, self._history.history = training["history"]["epoch"], training["history"]["logs"]
-        self.best = training["best"]
+        self._history.epoch = training["history"]["epoch"]
+        self._history.history = as_json.decoded(training["history"]["logs"])
+        self.best, self._best_step = training["best"], training.get("best_step")
         kept = [name for name, _ in training["callbacks"]]
         if kept == [type(each).__name__ for each in self._others]:
             for each, (_, state) in zip(self._others, training["callbacks"], strict=True):

@@ -7,9 +7,11 @@ checkpoints that were there, or these and the new one.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +32,7 @@ from keras_flow.checkpoint.parts import WrittenPart
 from keras_flow.checkpoint.store import Place
 from keras_flow.current import joining, keras_places, models
 from keras_flow.current.variable_layout import keras_layout
-from keras_flow.errors import FlowError
+from keras_flow.errors import FlowError, warn
 
 if TYPE_CHECKING:
     import keras
@@ -60,6 +62,7 @@ class Saved:
     blocked_seconds: float = 0.0
     _thread: threading.Thread | None = field(default=None, repr=False)
     _error: BaseException | None = field(default=None, repr=False)
+    _is_told: bool = field(default=False, repr=False)
 
     def is_done(self) -> bool:
         """Whether this process's part is written, or has failed."""
@@ -74,8 +77,14 @@ class Saved:
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
+            self._is_told = True
             raise _failed(self.path, self._error) from self._error
         return self.path
+
+    def _tell(self) -> None:
+        """Say that the thread failed, where a program that ends has not waited for it."""
+        if self._error is not None and not self._is_told:
+            print(f"keras_flow: {_failed(self.path, self._error)}", file=sys.stderr, flush=True)
 
 
 def save(
@@ -97,7 +106,7 @@ def save(
         model: a built model. Its optimizer is saved too, by the names of its variables.
         step: number of the checkpoint; None: how many updates the optimizer has made.
         asynchronous: write the values of now in a thread. An error is raised by `wait`.
-        keep: how many of the newest checkpoints to keep; None: all.
+        keep: how many of the newest checkpoints, up to this one, to keep; None: all.
         extra: values for the program, as JSON has them; `load` returns them.
 
     Returns:
@@ -117,7 +126,7 @@ def save(
         >>> kf.checkpoint.read_tensor(folder, "net/out/kernel").shape
         (4, 2)
     """
-    return save_with(directory, model, step, asynchronous, keep, extra or {}, {}, {})
+    return save_with(directory, model, step, asynchronous, keep, extra or {}, {}, {}, None)
 
 
 def save_with(
@@ -129,8 +138,12 @@ def save_with(
     extra: Mapping[str, Any],
     training: Mapping[str, Any],
     beside: Mapping[str, keras.Variable | np.ndarray],
+    spared: int | None,
 ) -> Saved:
-    """Do as `save`, with the place of `fit` (`training`) and arrays beside the model, by name, equal on all ranks."""
+    """Do as `save`, with the place of `fit` (`training`) and arrays beside the model, by name, equal on all ranks.
+
+    `keep` spares one step, that of the best checkpoint.
+    """
     begun = time.monotonic()
     if not models.is_built(model):
         raise FlowError(f"model {model.name!r} is not built: call it on a batch, or build it, before it is saved")
@@ -138,10 +151,10 @@ def save_with(
         raise FlowError(f"keep={keep!r}: legal is a whole number of at least 1 (checkpoints), or None for all")
     here = backend().world()
     variables = names.named(model) | dict(beside)
-    step = _step_of(model) if step is None else int(step)
+    step = step_of(model) if step is None else int(step)
     folder = store.at(directory) / manifest.folder_of(step)
     try:
-        json.dumps([extra, training])
+        extra, training = json.loads(json.dumps([extra, training]))  # as they are read: keys are texts
     except TypeError as error:
         raise FlowError(f"extra= is saved as JSON: {error}") from error
     meeting.meet("kf.checkpoint.save")
@@ -175,7 +188,8 @@ def save_with(
         extra=dict(extra),
     )
     saved = Saved(folder, step, sum(block.bytes for part in mine for _, block in part.blocks))
-    work = _Writing(writing, folder, mine, said, _serialized(model) if here.process_index == 0 else "", here, keep)
+    text = _serialized(model) if here.process_index == 0 else ""
+    work = _Writing(writing, folder, mine, said, text, here, keep, spared)
     if asynchronous:
 
         def run() -> None:
@@ -189,6 +203,7 @@ def save_with(
                     parts.give_back(copies)
             except BaseException as error:
                 saved._error = error
+                atexit.register(saved._tell)
 
         saved._thread = threading.Thread(target=run, name="keras_flow-checkpoint", daemon=False)
         saved._thread.start()
@@ -213,6 +228,7 @@ class _Writing:
         model: the model as Keras serializes it; empty where Keras cannot.
         here: the job.
         keep: as in `save`.
+        spared: a step that stays.
     """
 
     writing: Place
@@ -222,6 +238,7 @@ class _Writing:
     model: str
     here: World
     keep: int | None
+    spared: int | None
 
     def write(self) -> None:
         """Write this process's files, and note what is in them."""
@@ -262,24 +279,34 @@ class _Writing:
         texts[manifest.NAME] = replace(self.said, tensors=tensors).to_json()
         store.commit(self.writing, self.folder, texts, notes)
         if self.keep is not None:
-            for old in manifest.steps(self.folder.parent)[: -self.keep]:
-                store.remove(self.folder.parent / manifest.folder_of(old))
+            every, parent = manifest.steps(self.folder.parent), self.folder.parent
+            if every[-1] > self.said.step:
+                warn(
+                    f"{str(parent)!r} has checkpoints of later steps, up to {every[-1]}, of an earlier run: they stay, "
+                    "and a job that goes on takes the latest. Remove them, or take another directory"
+                )
+            for old in [each for each in every if each <= self.said.step][: -self.keep]:
+                if old != self.spared:
+                    store.remove(parent / manifest.folder_of(old))
 
 
 def _together(work: _Writing) -> None:
     """Write and commit now. An error in one process is raised in all."""
-    for what in (work.write, work.commit):
-        error = None
-        if what == work.write or work.here.process_index == 0:
-            try:
-                what()
-            except Exception as raised:
-                error = raised
-        texts = agreement.first_failure("" if error is None else f"{type(error).__name__}: {error}")
-        if error is not None or texts:
-            if work.here.process_index == 0:
-                store.remove(work.writing)
-            raise _failed(work.folder, error or texts) from error
+    _on_all(work, work.write)
+    _on_all(work, work.commit if work.here.process_index == 0 else lambda: None)
+
+
+def _on_all(work: _Writing, function: Callable[[], None]) -> None:
+    error = None
+    try:
+        function()
+    except Exception as raised:
+        error = raised
+    texts = agreement.first_failure("" if error is None else f"{type(error).__name__}: {error}")
+    if error is not None or texts:
+        if work.here.process_index == 0:
+            store.remove(work.writing)
+        raise _failed(work.folder, error or texts) from error
 
 
 def _apart(work: _Writing) -> None:
@@ -318,7 +345,8 @@ def _serialized(model: keras.Model) -> str:
         return ""
 
 
-def _step_of(model: keras.Model) -> int:
+def step_of(model: keras.Model) -> int:
+    """Return how many updates the model's optimizer has made; 0 without one."""
     optimizer = getattr(model, "optimizer", None)
     return 0 if optimizer is None else int(np.asarray(optimizer.iterations))
 

@@ -152,11 +152,13 @@ def begun(folder: Place, old_seconds: float) -> Place:
     """
     number = uuid.uuid4().hex[:8]
     if isinstance(folder, Stored):
-        for each in folder.parent.iterdir():
+        # some stores have no folder before there is a file in it
+        for each in folder.parent.iterdir() if folder.parent.is_dir() else ():
             if each.name.startswith("step-") and not (each / MANIFEST).is_file() and _age(each) > old_seconds:
                 remove(each)
         writing: Place = folder / number
     else:
+        atomic.remove_left_over(folder.parent)
         for left in folder.parent.glob(f"step-*{_UNDER_WAY}*"):
             if time.time() - left.stat().st_mtime > old_seconds:
                 remove(left)

@@ -103,6 +103,59 @@ def test_the_newest_stay_and_a_step_is_written_again(tmp_path: Path) -> None:
     assert kf.checkpoint.inspect(tmp_path).extra == {"at": 3}
 
 
+def test_a_run_that_begins_anew_keeps_its_own(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        _saved(tmp_path, step)
+    for step in (4, 5, 6):
+        with pytest.warns(UserWarning, match="has checkpoints of later steps, up to 30"):
+            _saved(tmp_path, step, keep=2)
+    assert manifest.steps(tmp_path) == [5, 6, 10, 20, 30]
+
+
+def test_what_a_program_adds_is_read_as_json_has_it(tmp_path: Path) -> None:
+    names = {number: f"class {number}" for number in range(12)}
+    model = _saved(tmp_path, extra={"names": names})
+    assert kf.checkpoint.load(tmp_path, model).extra["names"] == {str(number): name for number, name in names.items()}
+
+
+def _fit(folder: Path, epochs: int, after_batch: Any = None, rate: float = 0.1, **settings: Any) -> Any:
+    callback = kf.callbacks.Checkpoint(folder, save_on_signal=(), asynchronous=False, **settings)
+    x = np.eye(4, dtype="float32")
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(rate), "mse", metrics=[keras.metrics.F1Score()])
+    other = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: after_batch and after_batch(callback))
+    model.fit(x, x, batch_size=2, epochs=epochs, shuffle=False, callbacks=[callback, other], verbose=0)
+    return model
+
+
+def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
+    """A job that is asked to end saves what is not the best."""
+    settings = {"monitor": "loss", "save_best_only": True, "keep": 1}
+
+    def save(callback: Any) -> None:
+        if callback._epoch:
+            callback.save_now()
+
+    model = _fit(tmp_path, 2, save, rate=-0.1, **settings)  # each epoch is worse than the one before
+    assert model.history.history["loss"][0] < model.history.history["loss"][1]
+    assert manifest.steps(tmp_path)[0] == 2 and len(manifest.steps(tmp_path)) == 2
+    model = _fit(tmp_path, 4, rate=-0.1, **settings)
+    assert manifest.steps(tmp_path)[0] == 2
+
+
+def test_logs_may_be_arrays_and_a_fit_after_one_that_went_on_begins_anew(tmp_path: Path) -> None:
+    first = _fit(tmp_path, 1)
+    model = _fit(tmp_path, 2)
+    scores = model.history.history["f1_score"]
+    assert [np.shape(each) for each in scores] == [(4,), (4,)]
+    np.testing.assert_array_equal(scores[0], first.history.history["f1_score"][0])
+    x = np.eye(4, dtype="float32")
+    assert model.fit(x, x, epochs=2, verbose=0).epoch == [0, 1]
+    with pytest.raises(FlowError, match="this log has 4 numbers"):
+        _fit(tmp_path / "other", 1, monitor="f1_score", save_best_only=True)
+
+
 def test_directories_that_hold_none_or_cannot_be_written(tmp_path: Path) -> None:
     model = _saved(tmp_path / "there")
     with pytest.raises(FlowError, match="is no directory"):
