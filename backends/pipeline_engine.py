@@ -89,14 +89,19 @@ class PipelineEngine(Protocol):
         ...
 
     def apply_gradients(
-        self, optimizer: Any, parts: Sequence[tuple[int, list[keras.Variable], list[Any]]], is_compiled: bool
+        self,
+        optimizer: Any,
+        parts: Sequence[tuple[int, list[keras.Variable], list[Any]]],
+        is_compiled: bool,
+        programs: dict[Any, Any],
     ) -> None:
         """Update weights that are on several ranks, in one step of the optimizer.
 
         Args:
             optimizer: its slots are on the ranks of their variables.
-            parts: each rank of this process, with its weights and a gradient for each of them.
+            parts: each rank of this process that has any, with its weights and a gradient for each of them.
             is_compiled: whether to compile, where the engine does.
+            programs: what was compiled before; what is compiled now is added.
         """
         ...
 

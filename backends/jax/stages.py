@@ -138,7 +138,10 @@ def write(variable: keras.Variable, value: jax.Array) -> None:
 
 
 def apply_gradients(
-    optimizer: Any, parts: Sequence[tuple[int, list[keras.Variable], list[Any]]], is_compiled: bool
+    optimizer: Any,
+    parts: Sequence[tuple[int, list[keras.Variable], list[Any]]],
+    is_compiled: bool,
+    programs: dict[Any, Any],
 ) -> None:
     """Update the weights of each rank, by a program of its own."""
     slots = list(optimizer.variables)
@@ -148,9 +151,11 @@ def apply_gradients(
     new_shared = shared_values
     for rank, variables, gradients in parts:
         own = [slot for slot, home in zip(slots, homes, strict=True) if home == rank]
-        program = _update_program(optimizer, tuple(variables), tuple(own), tuple(shared), is_compiled)
+        key = tuple(tuple(map(id, each)) for each in ([optimizer], variables, own, shared))
+        if key not in programs:
+            programs[key] = _update_program(optimizer, variables, own, shared, is_compiled)
         values = ([read(each) for each in variables], [read(each) for each in own], shared_values, gradients)
-        weights, new_slots, new_shared = program(*on(rank, values, _split_of(variables)))
+        weights, new_slots, new_shared = programs[key](*on(rank, values, _split_of(variables)))
         for variable, value in (*zip(variables, weights, strict=True), *zip(own, new_slots, strict=True)):
             write(variable, value)
     # counters and rates: every program has moved them on alike
@@ -170,30 +175,32 @@ def _home(slot: keras.Variable) -> int | None:
     return None if layout is None or stage_rank(slot) is None else layout.layout.placement.ranks[0]
 
 
-def _update_program(optimizer: Any, *which: Any) -> Callable[..., Any]:
-    variables, own, shared, is_compiled = which
-    programs = optimizer.__dict__.setdefault("_keras_flow_updates", {})
-    key = (*(tuple(map(id, each)) for each in (variables, own, shared)), is_compiled)
-    if key not in programs:
+def _update_program(
+    optimizer: Any,
+    variables: Sequence[keras.Variable],
+    own: Sequence[keras.Variable],
+    shared: Sequence[keras.Variable],
+    is_compiled: bool,
+) -> Callable[..., Any]:
+    """An update of a rank's weights as a function of values: of these, of their slots, of what ranks share."""
 
-        def update(weights: Any, slots: Any, others: Any, gradients: Any) -> Any:
-            mapping = [
-                *zip(variables, weights, strict=True),
-                *zip(own, slots, strict=True),
-                *zip(shared, others, strict=True),
-            ]
-            with keras.StatelessScope(state_mapping=mapping) as scope:
-                optimizer.apply(gradients, list(variables))
-            values = {id(variable): value for variable, value in mapping}
+    def update(weights: Any, slots: Any, others: Any, gradients: Any) -> Any:
+        mapping = [
+            *zip(variables, weights, strict=True),
+            *zip(own, slots, strict=True),
+            *zip(shared, others, strict=True),
+        ]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            optimizer.apply(gradients, list(variables))
+        values = {id(variable): value for variable, value in mapping}
 
-            def now(variable: keras.Variable) -> Any:
-                value = scope.get_current_value(variable)
-                return values[id(variable)] if value is None else value
+        def now(variable: keras.Variable) -> Any:
+            value = scope.get_current_value(variable)
+            return values[id(variable)] if value is None else value
 
-            return [[now(variable) for variable in group] for group in (variables, own, shared)]
+        return [[now(variable) for variable in group] for group in (variables, own, shared)]
 
-        programs[key] = jax.jit(update) if is_compiled else update
-    return programs[key]
+    return jax.jit(update) if is_compiled else update
 
 
 def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:

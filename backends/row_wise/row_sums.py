@@ -125,7 +125,7 @@ def _loss_of_function(function: object) -> str:
 
 
 def _mean_of(function: object) -> str:
-    """By which name in the tables the mean of a function is judged that Keras takes as a metric; or empty."""
+    """The name in the tables by which a function is judged that Keras takes as a metric; or empty."""
     if not own_code.is_keras(function):
         return ""
     # Keras gives some of its losses as metrics too, and has functions that are metrics alone

@@ -129,19 +129,18 @@ def write(variable: keras.Variable, value: tf.Tensor) -> None:
 
 
 def apply_gradients(
-    optimizer: Any, parts: Sequence[tuple[int, list[keras.Variable], list[Any]]], is_compiled: bool
+    optimizer: Any,
+    parts: Sequence[tuple[int, list[keras.Variable], list[Any]]],
+    is_compiled: bool,
+    programs: dict[Any, Any],
 ) -> None:
     """Update the weights of all ranks in one graph: TensorFlow computes each where its variable is."""
-    pairs = [pair for _, *lists in parts for pair in zip(*lists, strict=True)]
-    pairs = [(variable, gradient) for variable, gradient in pairs if gradient is not None]
-    if not pairs:
-        return
-    variables, gradients = ([pair[place] for pair in pairs] for place in (0, 1))
+    variables = [variable for _, of_rank, _ in parts for variable in of_rank]
+    gradients = [gradient for *_, of_rank in parts for gradient in of_rank]
     if not is_compiled:
         optimizer.apply(gradients, variables)
         return
-    programs = optimizer.__dict__.setdefault("_keras_flow_updates", {})
-    key = tuple(id(variable) for variable in variables)
+    key = tuple(map(id, (optimizer, *variables)))
     if key not in programs:
 
         def update(gradients: Any) -> None:

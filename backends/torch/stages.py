@@ -156,7 +156,11 @@ def on(rank: int, structure: Any, split: Distribution | None = None) -> Any:
 
 
 def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
-    """Add gradients one by one; None where there is neither summand."""
+    """Add gradients one by one; None where there is neither summand.
+
+    The first sum has memory of its own, to which others are added in place: autograd may give one tensor to two
+    weights, or what it was given itself.
+    """
     return [
         other if one is None else one if other is None else _added(one, other)
         for one, other in zip(total, more, strict=True)
@@ -165,12 +169,25 @@ def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
 
 def _added(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if not isinstance(one, DTensor) or not isinstance(other, DTensor):
-        return one.add_(other)
+        return one.add_(other) if hasattr(one, _IS_SUM) else _marked(one + other)
     if one.placements != other.placements:
         one = local_tensors.summed(one)
         other = local_tensors.summed(other).redistribute(one.device_mesh, one.placements)
-    one._local_tensor.add_(other._local_tensor)  # summands add up as well
-    return one
+    # summands add up as well
+    if hasattr(one, _IS_SUM):
+        one._local_tensor.add_(other._local_tensor)
+        return one
+    local_sum = one._local_tensor + other._local_tensor
+    return _marked(local_tensors.from_local(local_sum, one.shape, one.device_mesh, one.placements))
+
+
+#: the attribute of a tensor that `add` has made
+_IS_SUM = "_keras_flow_is_sum"
+
+
+def _marked(total: torch.Tensor) -> torch.Tensor:
+    setattr(total, _IS_SUM, True)
+    return total
 
 
 def read(variable: keras.Variable) -> torch.Tensor:
@@ -185,20 +202,17 @@ def write(variable: keras.Variable, value: torch.Tensor) -> None:
 
 
 def apply_gradients(
-    optimizer: Any, parts: Sequence[tuple[int, list[keras.Variable], list[Any]]], is_compiled: bool
+    optimizer: Any,
+    parts: Sequence[tuple[int, list[keras.Variable], list[Any]]],
+    is_compiled: bool,
+    programs: dict[Any, Any],
 ) -> None:
     """Update the weights of this rank."""
-    pairs = [pair for _, *lists in parts for pair in zip(*lists, strict=True) if pair[1] is not None]
-    if pairs:
-        found = keras_layout(pairs[0][0])
-        split = None if found is None or found.distribution.has_one_rank else found.distribution
-        with torch.no_grad(), _within(split):
-            optimizer.apply([gradient for _, gradient in pairs], [variable for variable, _ in pairs])
-        return
-    # a rank without weights that are trained: its counters move on as those of the others do
-    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if each is not None:
-            each._iterations.assign_add(1)
+    ((_, variables, gradients),) = parts
+    found = keras_layout(variables[0])
+    split = None if found is None or found.distribution.has_one_rank else found.distribution
+    with torch.no_grad(), _within(split):
+        optimizer.apply(gradients, variables)
 
 
 def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from keras_flow.backends.active import backend
 from keras_flow.current import dry_run
 from keras_flow.distributions.ranks import require_placement
 from keras_flow.errors import FlowError
-from keras_flow.parallel.pipeline_parallel import PipelineParallel, Ranks
+from keras_flow.parallel.pipeline_parallel import PipelineParallel
 from keras_flow.placements import Placement
 
 
@@ -41,6 +41,8 @@ class CentralStorage(PipelineParallel):
         (0,)
     """
 
+    _first_holds_all = True
+
     def __init__(self, placement: Placement | None = None, *, random: str | None = None):
         if placement is None:
             placement = Placement(range((dry_run.world() or backend().world()).size), axis_names=("data",))
@@ -59,6 +61,3 @@ class CentralStorage(PipelineParallel):
         # a pipeline has an axis of stages besides: here of one
         lanes = Placement([list(placement.ranks)], ("stages", name), placement.type)
         super().__init__(lanes, stages=1, microbatches=1, pipe_axis="stages", batch_axes=name, random=random)
-
-    def _holders(self, ranks: Ranks) -> Ranks:
-        return ranks[:1]

@@ -16,6 +16,7 @@ from keras_flow import sbp, schedules
 from keras_flow.backends.active import backend
 from keras_flow.current import dry_run
 from keras_flow.current.creator import creator
+from keras_flow.current.models import stock_graph
 from keras_flow.current.variable_layout import KerasLayout, VariableLayout, keras_layout
 from keras_flow.distributions import models
 from keras_flow.distributions.distribution import FlowDistribution
@@ -92,6 +93,8 @@ class PipelineParallel(ExplainedDistribution):
 
     mirrored_view = True
     layers_stand_alone = False
+    #: whether the first rank of a stage alone has its variables; otherwise each process that has ranks of it
+    _first_holds_all = False
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class PipelineParallel(ExplainedDistribution):
             placement = Placement(range(world.size), axis_names=(pipe_axis,))
         require_placement(placement, type(self).__name__)
         axes = (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes)
-        self._ranks = StageRanks(placement, pipe_axis, axes)
+        self._ranks = StageRanks(placement, pipe_axis, axes, self._first_holds_all)
         if self._ranks.split_axes:
             refused.refuse_split_stages(self._ranks.split_axes, rules)
         self._zero = refused.zero_of(zero, zero_min_size, self._ranks)
@@ -311,13 +314,17 @@ class PipelineParallel(ExplainedDistribution):
     # ---- stages
 
     def _cut_before(self, model: keras.Model) -> StagedModel | None:
-        owner, pipeline = model.__dict__.get(_PIPELINE, (None, None))
-        return pipeline if owner is self else None
+        owner, of_graph, pipeline = model.__dict__.get(_PIPELINE, (None, None, None))
+        # a Sequential that was changed has another graph
+        return pipeline if owner is self and of_graph is stock_graph(model) else None
 
     def _cut(self, model: keras.Model) -> StagedModel:
         found = self._cut_before(model)
         if found is not None:
             return found
+        if model.__dict__.get(_PIPELINE, (None,))[0] is self:  # it was cut before it was changed
+            for layer in model._flatten_layers():
+                self._ranks_of_layer.pop(layer, None)
         calls = graph.of(model, self.blocks_of(model))
         schedule = self.schedule
         ranks = [self._ranks_of_stage(stage) for stage in range(schedule.stages)]
@@ -350,7 +357,7 @@ class PipelineParallel(ExplainedDistribution):
                     self._ranks_of_layer.setdefault(inner, each)
         pipeline = self._staged(model, calls, made, schedule, self._repeats_stages)
         # with the model: what is kept here, and refers to it, would keep it as long as this distribution
-        object.__setattr__(model, _PIPELINE, (self, pipeline))
+        object.__setattr__(model, _PIPELINE, (self, stock_graph(model), pipeline))
         if self._memory is not None:
             pipeline.look_at_rows = functools.partial(self._keep_within_memory, pipeline, self._memory)
         return pipeline

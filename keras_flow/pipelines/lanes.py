@@ -118,7 +118,7 @@ class Lanes:
             self._raise_on_all([text for text in problems if text])
         for run in runs[:1] if self.is_alone else runs:
             run.keep_state()
-        self._compared += 1
+        self._compared += runs[0].training if runs else 0
 
     def _raise_on_all(self, problems: Sequence[str]) -> None:
         """Raise what some processes found, on all of them: the others would wait for these."""

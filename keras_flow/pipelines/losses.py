@@ -14,26 +14,23 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import tree
 
 from keras_flow.errors import FlowError
 
 
-def shares(
-    model: keras.Model,
-    batch: tuple[Any, Any],
-    masks: Sequence[Any],
-    parts: Sequence[slice],
-) -> np.ndarray:
+def shares(model: keras.Model, batch: tuple[Any, Any], outputs: Any, parts: Sequence[slice]) -> np.ndarray:
     """Return the share of each micro-batch in each loss, [micro-batches, losses], float64.
 
     Args:
         model: compiled, and its loss built.
         batch: targets and sample weights of the whole batch, host arrays; None for no weights.
-        masks: of each of the model's outputs, flat, the mask of the whole batch, or None.
+        outputs: as the model gives them, with an `OutputMask` in the place of each.
         parts: the rows of each micro-batch.
     """
-    divisors = _divisors(model, batch, masks)
+    divisors = [
+        _divisor(loss, target, weight, output.mask)
+        for loss, (target, output, weight) in given_to_losses(model._compile_loss, *batch, outputs)  # type: ignore[attr-defined]
+    ]
     # a sum is divided by nothing: each part counts whole
     own = np.array([[np.nan if divisor is None else divisor(part) for divisor in divisors] for part in parts])
     whole = own.sum(0)
@@ -42,18 +39,31 @@ def shares(
     return np.where(np.isnan(own), 1.0, found)
 
 
-def _divisors(
-    model: keras.Model, batch: tuple[Any, Any], masks: Sequence[Any]
-) -> list[Callable[[slice], float] | None]:
-    """For each loss what gives the number by which that of some rows is divided; None for a sum."""
-    y, weights = batch
-    flat_y, places = tree.flatten(y), _places(model)
-    found: list[Callable[[slice], float] | None] = []
-    for number, (loss, place) in enumerate(zip(_losses(model), places, strict=True)):
-        mask = masks[place] if place < len(masks) else None
-        weight = _at(weights, number, len(places))
-        target = flat_y[number] if number < len(flat_y) else None
-        found.append(_divisor(loss, target, weight, mask))
+def given_to_losses(compiled: Any, y: Any, weights: Any, outputs: Any) -> list[tuple[Any, tuple[Any, Any, Any]]]:
+    """Each loss with the target, the output and the sample weights that Keras gives it.
+
+    Keras finds them by names, by order, or by the losses that are not None. So its own code is run, on a copy whose
+    losses note what they get.
+
+    Args:
+        compiled: Keras's compiled loss, built.
+        y: targets, in the structure of the program.
+        weights: sample weights likewise, or None.
+        outputs: in the structure of the model's outputs, something that stands for each.
+    """
+    found: list[tuple[Any, tuple[Any, Any, Any]]] = []
+
+    def noting(loss: Any) -> Callable[..., float]:
+        def note(*given: Any) -> float:
+            found.append((loss, given))  # pyright: ignore[reportArgumentType]
+            return 0.0
+
+        return note
+
+    losses = [each._replace(loss=noting(each.loss), loss_weights=None) for each in compiled._flat_losses]
+    asked: Any = object.__new__(type("Asked", (type(compiled),), {"metrics": [None] * len(losses)}))
+    asked.__dict__.update(vars(compiled), _flat_losses=losses)
+    asked.call(y, outputs, weights)
     return found
 
 
@@ -137,34 +147,3 @@ def _with_rows(loss: Any) -> Any:
     copied = object.__new__(type(loss))  # `copy.copy` writes and reads a Keras object's file
     copied.__dict__.update(vars(loss), call=call)
     return copied
-
-
-def with_ranks(model: Any) -> Iterator[tuple[Any, int]]:
-    """Each loss of a compiled model, and the number of dims of the predictions that it reads."""
-    for loss, place in zip(_losses(model), _places(model), strict=True):
-        yield loss, len(model.outputs[place].shape)
-
-
-def _losses(model: Any) -> list[Any]:
-    return [each.loss for each in model._compile_loss._flat_losses]
-
-
-def _places(model: Any) -> list[int]:
-    """For each loss which of the model's outputs, flat, it reads."""
-    structure = model._compile_loss._y_pred_build_structure
-    numbered = tree.pack_sequence_as(structure, list(range(len(tree.flatten(structure)))))
-    places = []
-    for each in model._compile_loss._flat_losses:
-        found = numbered
-        for step in each.path:
-            found = found[step]
-        places.append(found)
-    return places
-
-
-def _at(structure: Any, number: int, count: int) -> Any:
-    """The weights of a loss: its own of several, or those for all."""
-    if structure is None or not tree.is_nested(structure):
-        return structure
-    flat = tree.flatten(structure)
-    return flat[number] if len(flat) == count else flat[0]

@@ -8,23 +8,29 @@ known without what the layers compute.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 from keras import tree
 
-from keras_flow.current.keras_places import set_keras_mask
 from keras_flow.errors import FlowError
 from keras_flow.pipelines.graph import CallGraph, filled
 
 
-def put(tensor: Any, mask: Any) -> None:
-    """Give a tensor its mask."""
-    set_keras_mask(tensor, mask)
+@dataclass(frozen=True)
+class OutputMask:
+    """What is known of one of the model's outputs before it is computed.
+
+    Attributes:
+        mask: an array of the whole batch, or None.
+    """
+
+    mask: Any
 
 
-def of_outputs(graph: CallGraph, inputs: Sequence[Any]) -> list[Any]:
-    """Return the mask of each of the model's outputs, flat, as arrays of the whole batch; None where there is none.
+def of_outputs(graph: CallGraph, inputs: Sequence[Any]) -> Any:
+    """Return the structure of the model's outputs, with an `OutputMask` in the place of each tensor.
 
     Args:
         graph: the model's calls.
@@ -61,7 +67,7 @@ def of_outputs(graph: CallGraph, inputs: Sequence[Any]) -> list[Any]:
                     "entries it leaves is not known before the first backward pass of a pipeline. Make the mask of "
                     "the model's inputs"
                 )
-    return [found.get(key) for key in graph.output_keys]
+    return filled(graph.outputs, {key: OutputMask(found.get(key)) for key in range(len(graph.tensors))})
 
 
 def _known(graph: CallGraph, structure: Any, values: dict[int, Any]) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from keras import tree
 
 from keras_flow.backends.active import backend
+from keras_flow.current.keras_places import set_keras_mask
 from keras_flow.current.microbatch import Microbatch
 from keras_flow.distributions.distribution import is_seed
 from keras_flow.errors import FlowError
@@ -77,9 +78,9 @@ class CutBatch:
     @functools.cached_property
     def shares(self) -> np.ndarray:
         """What part of each of the batch's losses that of some rows is, [micro-batches, lanes, losses], float32."""
-        found = masks.of_outputs(self._pipeline.graph, self.inputs)
+        outputs = masks.of_outputs(self._pipeline.graph, self.inputs)
         parts = [part for lanes in self.parts for part in lanes]
-        shares = losses.shares(self._pipeline.model, (self.y, self.weights), found, parts)
+        shares = losses.shares(self._pipeline.model, (self.y, self.weights), outputs, parts)
         return shares.reshape(len(self.parts), -1, shares.shape[-1]).astype("float32")
 
 
@@ -283,5 +284,5 @@ def joined(parts: Sequence[Any], found: Sequence[Any]) -> Any:
     """The rows of all micro-batches, with their mask."""
     joined = ops.concatenate(list(parts), 0)
     if all(mask is not None for mask in found):
-        masks.put(joined, ops.concatenate(list(found), 0))
+        set_keras_mask(joined, ops.concatenate(list(found), 0))
     return joined

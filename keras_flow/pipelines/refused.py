@@ -11,7 +11,7 @@ from keras_flow.backends.active import backend
 from keras_flow.backends.row_wise import row_interaction, row_sums
 from keras_flow.errors import FlowError, warn
 from keras_flow.pipelines import losses
-from keras_flow.pipelines.graph import CallGraph, units
+from keras_flow.pipelines.graph import CallGraph, filled, units
 from keras_flow.pipelines.stage_ranks import StageRanks
 from keras_flow.pipelines.stages import Stage
 
@@ -58,19 +58,22 @@ def refuse_rows_that_interact(calls: CallGraph, lanes: int, statistics: str, who
         warn(f"{who}: {'; '.join(own)}. A stage gives it a micro-batch at a time: a row must not depend on the others")
 
 
-def refuse_losses_over_rows(model: Any, who: str) -> None:
+def refuse_losses_over_rows(graph: CallGraph, compiled: Any, y: Any, who: str) -> None:
     """Refuse a built loss of Keras that compares rows, and warn of losses of the user's own.
 
     Args:
-        model: compiled, and its loss built.
+        graph: the model's calls.
+        compiled: Keras's compiled loss, built.
+        y: targets.
         who: the distribution's name.
 
     Raises:
         FlowError: naming the loss.
     """
     own: dict[str, None] = {}
-    for loss, rank in losses.with_ranks(model):
-        interaction = row_sums.of_loss(loss, rank)
+    outputs = filled(graph.outputs, dict(enumerate(graph.tensors)))
+    for loss, (_, output, _) in losses.given_to_losses(compiled, y, None, outputs):
+        interaction = row_sums.of_loss(loss, len(output.shape))
         if interaction is not None and interaction.kind != "own code":
             raise FlowError(
                 f"{who}: {interaction.text}, and is given a part of a batch's rows at a time. Take a loss with a value "

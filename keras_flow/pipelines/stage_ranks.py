@@ -27,6 +27,7 @@ class StageRanks:
         placement: all ranks.
         pipe_axis: the axis along which the stages are.
         batch_axes: those along which lanes are.
+        first_holds_all: whether the first lane of a stage alone has its variables.
 
     Attributes:
         places: for each place of the pipe axis the ranks of the stages that are there.
@@ -36,8 +37,10 @@ class StageRanks:
         FlowError: there is no such axis.
     """  # noqa: D415
 
-    def __init__(self, placement: Placement, pipe_axis: str, batch_axes: Collection[str]):
-        names = placement.axis_names
+    def __init__(
+        self, placement: Placement, pipe_axis: str, batch_axes: Collection[str], first_holds_all: bool = False
+    ):
+        names, self._first_holds_all = placement.axis_names, first_holds_all
         if pipe_axis not in names:
             raise FlowError(
                 f"PipelineParallel takes a placement with the axis {pipe_axis!r}, not {list(names)}: for example "
@@ -65,6 +68,7 @@ class StageRanks:
         """Those of a stage's ranks that hold its variables: of each process a lane, which the others get copies of."""
         lanes = {lane.ranks[0]: lane for lane in self.lanes(ranks)}
         first = (dry_run.world() or backend().world()).first_of_each_process(lanes)
+        first = first[:1] if self._first_holds_all else first
         return tuple(rank for each in first for rank in lanes[each].ranks)
 
     def shown(self, lanes: Sequence[Placement]) -> Ranks:

@@ -61,6 +61,8 @@ class StagedModel:
         self._computed: set[int] = set()
         self._programs: dict[Any, Any] = {}
         self._finish: dict[Any, Any] = {}
+        #: those that update the weights
+        self.updates: dict[Any, Any] = {}
         for stage in self.stages:
             stage.layer = StageLayer(stage, model)
 
@@ -75,9 +77,9 @@ class StagedModel:
         return set(self._computed)
 
     def forget_programs(self) -> None:
-        """Forget the programs, which compute the loss and the metrics that the model was compiled with."""
-        self._programs.clear()
-        self._finish.clear()
+        """Forget the programs: what the model was compiled with is in them, and where its variables are."""
+        for programs in (self._programs, self._finish, self.updates):
+            programs.clear()
         self._looked_at_losses = False
 
     def reorder(self, schedule: Schedule) -> None:
@@ -154,7 +156,8 @@ class StagedModel:
             model._symbolic_build(data_batch=tree.map_structure(_spec, batch.data))
         if not self._looked_at_losses and model._compile_loss is not None:
             if self.schedule.microbatches * len(self.lanes.all) > 1:
-                refuse_losses_over_rows(model, type(models.distribution_of(model)).__name__)
+                who = type(models.distribution_of(model)).__name__
+                refuse_losses_over_rows(self.graph, model._compile_loss, batch.y, who)
             self._looked_at_losses = True
         return batch
 

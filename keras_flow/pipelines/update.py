@@ -30,43 +30,65 @@ def update(pipeline: StagedModel, optimizer: Any, gradients: Mapping[int, Sequen
     # of the lanes of a process one alone has its variables
     own = [lane for lane in lanes.own if any(lane.rank(stage.number) in holders for stage in pipeline.stages)]
     found = [each for lane in own for each in lane.gradients_at_home(pipeline.stages, gradients)]
-    found = [each for each in found if each[0] in holders]
+    found = [each for each in found if each[0] in holders and each[2] is not None]
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     # each weight is counted once, whatever ranks have it
     homes = {stage.rank for stage in pipeline.stages}
-    values = [gradient for rank, _, gradient in found if gradient is not None and rank in homes]
-    is_finite, factor = _factor(pipeline, inner, scale, values, judges=inner is not optimizer)
-    if inner is not optimizer:
-        _move_scale(optimizer, is_finite)
-    if not is_finite:
-        return
-    parts: dict[int, tuple[list[keras.Variable], list[Any]]] = {
-        lane.rank(stage.number): ([], []) for lane in own for stage in pipeline.stages if lane.is_own(stage.number)
-    }
+    counted = [(variable, gradient) for rank, variable, gradient in found if rank in homes]
+    judges = inner is not optimizer
+    norm = _global_norm(pipeline, inner, scale, counted) if judges or _clips_now(inner) else 0.0
+    if judges:
+        _move_scale(optimizer, math.isfinite(norm))
+        if not math.isfinite(norm):
+            return
+    limit = inner.global_clipnorm if _clips_now(inner) else None
+    clip = 1.0 if limit is None or norm <= limit else limit / norm
+    factor = clip / scale if judges else clip  # an optimizer takes its own `loss_scale_factor` off itself
+    parts: dict[int, tuple[list[keras.Variable], list[Any]]] = {}
     for rank, variable, gradient in found:
-        parts[rank][0].append(variable)
-        parts[rank][1].append(gradient if factor == 1.0 or gradient is None else ops.multiply(gradient, factor))
-    backend().apply_gradients(inner, [(rank, *part) for rank, part in parts.items()], not pipeline.model.run_eagerly)
+        variables, of_rank = parts.setdefault(rank, ([], []))
+        variables.append(variable)
+        of_rank.append(gradient if factor == 1.0 else ops.multiply(gradient, factor))
+        summed = _summed_before(inner, variable)
+        if summed is not None and clip != 1.0:
+            backend().write(summed, ops.multiply(backend().read(summed), clip))
+    if parts:
+        ranks = [(rank, *part) for rank, part in parts.items()]
+        backend().apply_gradients(inner, ranks, not pipeline.model.run_eagerly, pipeline.updates)
+    else:  # nothing of this process is trained: its counter moves on as those of others do
+        inner._iterations.assign_add(1)
 
 
-def _factor(
-    pipeline: StagedModel, optimizer: Any, scale: float, gradients: Sequence[Any], judges: bool
-) -> tuple[bool, float]:
-    """Whether all gradients are finite, where that is asked, and by what they are multiplied.
+def _clips_now(optimizer: Any) -> bool:
+    """Whether gradients are clipped by the norm of all: with accumulation in the steps that update."""
+    steps = optimizer.gradient_accumulation_steps
+    if optimizer.global_clipnorm is None or not steps:
+        return optimizer.global_clipnorm is not None
+    return (int(ops.convert_to_numpy(optimizer._iterations.value)) + 1) % steps == 0
+
+
+def _global_norm(pipeline: StagedModel, optimizer: Any, scale: float, gradients: Sequence[tuple[Any, Any]]) -> float:
+    """The norm of the gradients of all stages, as the optimizer would clip by it.
 
     The optimizer sees the gradients of one rank at a time. So they are clipped by the norm of all beforehand, and a
-    scaled loss is judged once for all stages.
+    scaled loss is judged once for all stages. With accumulation it is the norm of the mean over the steps.
     """
-    # an optimizer of its own takes its `loss_scale_factor` off itself
-    own = 1.0 if optimizer.loss_scale_factor is None else float(optimizer.loss_scale_factor)
-    if optimizer.global_clipnorm is None and not judges:
-        return True, 1.0
-    squares = [ops.sum(ops.square(ops.divide(ops.cast(gradient, "float32"), scale))) for gradient in gradients]
-    total = float(ops.convert_to_numpy(pipeline.lanes.sum_on(pipeline.last.rank, squares)))
-    if judges and not math.isfinite(total):
-        return False, 1.0
-    norm, limit = math.sqrt(total), optimizer.global_clipnorm
-    return True, own / scale * (1.0 if limit is None or norm <= limit else limit / norm)
+    squares = []
+    for variable, gradient in gradients:
+        own = ops.divide(ops.cast(gradient, "float32"), scale)
+        summed = _summed_before(optimizer, variable) if _clips_now(optimizer) else None
+        if summed is not None:
+            mean = ops.add(own, ops.cast(backend().read(summed), "float32"))
+            own = ops.divide(mean, optimizer.gradient_accumulation_steps)
+        squares.append(ops.sum(ops.square(own)))
+    return math.sqrt(float(ops.convert_to_numpy(pipeline.lanes.sum_on(pipeline.last.rank, squares))))
+
+
+def _summed_before(optimizer: Any, variable: keras.Variable) -> Any:
+    """What an optimizer has accumulated of a variable's gradients; None without accumulation."""
+    if not optimizer.gradient_accumulation_steps:
+        return None
+    return optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
 
 
 def _move_scale(optimizer: Any, is_finite: bool) -> None:

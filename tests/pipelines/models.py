@@ -75,6 +75,15 @@ def two_outputs() -> keras.Model:
     return keras.Model(inputs, {"p": _layers.Dense(3, name="p")(first), "q": _layers.Dense(3, name="q")(hidden)})
 
 
+def unordered(as_dict: bool) -> keras.Model:
+    """Outputs in another order than that of their names: classes, then numbers."""
+    inputs = keras.Input((5,))
+    first = _layers.Dense(6, activation="tanh")(inputs)
+    classes = _layers.Dense(3, activation="softmax", name="q")(first)
+    numbers = _layers.Dense(3, name="a")(_layers.Dense(6)(first))
+    return keras.Model(inputs, {"q": classes, "a": numbers} if as_dict else [classes, numbers])
+
+
 def masked() -> keras.Model:
     """A mask that is made in the first stage and used by the loss."""
     inputs = keras.Input((6,), dtype="int32")
@@ -168,6 +177,10 @@ def recurrent() -> keras.Model:
     )
 
 
+def _ignoring() -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(ignore_class=1)
+
+
 def _frozen(*numbers: int) -> keras.Model:
     model = dense()
     for number in numbers:
@@ -224,6 +237,30 @@ CASES: dict[str, tuple[Any, ...]] = {
         metrics={"p": ["mae"], "q": ["mse"]},
         loss_weights={"p": 0.3, "q": 2.0},
     ),
+    "losses_by_name": _case(
+        lambda: unordered(True),
+        X,
+        {"q": CLASSES, "a": Y},
+        loss=lambda: {"q": _ignoring(), "a": keras.losses.MeanSquaredError()},
+        metrics=None,
+    ),
+    "losses_by_name_of_a_list": _case(
+        lambda: unordered(False),
+        X,
+        {"q": CLASSES, "a": Y},
+        loss=lambda: {"q": _ignoring(), "a": keras.losses.MeanSquaredError()},
+        metrics=None,
+    ),
+    "loss_of_one_output": _case(
+        lambda: unordered(True), X, {"q": CLASSES, "a": Y}, loss=lambda: {"q": _ignoring()}, metrics=None
+    ),
+    "loss_of_the_last": _case(
+        lambda: keras.Model((model := unordered(False)).inputs, model.outputs[::-1]),
+        X,
+        [Y, CLASSES],
+        loss=lambda: [None, _ignoring()],
+        metrics=None,
+    ),
     "masked": _case(masked, IDS, LABELS, loss=_CROSSENTROPY, metrics=["accuracy"]),
     "masked_weights": _case(masked, IDS, SEQUENCES, sample_weight=ENTRIES),
     "ignored_class": _case(
@@ -242,6 +279,12 @@ CASES: dict[str, tuple[Any, ...]] = {
     "recurrent": _case(recurrent, IDS, Y),
     "frozen": _case(lambda: _frozen(0, 2), X, Y),
     "frozen_stages": _case(lambda: _frozen(0, 1), X, Y),
+    "frozen_last": _case(
+        lambda: _frozen(3),
+        X,
+        Y,
+        optimizer=lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
+    ),
     "clipnorm": _case(dense, X, Y, optimizer=_sgd(clipnorm=0.1)),
     "global_clipnorm": _case(dense, X, Y, optimizer=_sgd(global_clipnorm=0.1)),
     "ema": _case(dense, X, Y, optimizer=_sgd(use_ema=True, ema_momentum=0.9)),
@@ -249,6 +292,9 @@ CASES: dict[str, tuple[Any, ...]] = {
     "adam": _case(dense, X, Y, optimizer=lambda: keras.optimizers.Adam(0.01)),
     "adamw": _case(dense, X, Y, optimizer=lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1)),
     "accumulated": _case(dense, X, Y, optimizer=_sgd(gradient_accumulation_steps=2)),
+    "accumulated_norm": _case(
+        dense, X, Y, batch_size=6, optimizer=_sgd(gradient_accumulation_steps=2, global_clipnorm=0.1)
+    ),
     "loss_scale": _case(dense, X, Y, optimizer=_scaled()),
     "loss_scale_norm": _case(dense, X, Y, optimizer=_scaled(global_clipnorm=0.1)),
     "schedule": _case(

@@ -113,6 +113,93 @@ def test_every_rank_sees_how_often_each_stage_has_drawn(engine: str, on_ranks: A
     assert on_ranks(engine).on_each(_draws) == [[2, 2, 2]] * (4 if engine == "torch" else 1)
 
 
+def _changed(way: str) -> list[str]:
+    import keras
+
+    from tests.pipelines import models
+
+    found = []
+    for distribution in models.one_device_and(way):
+        numbers: list[Any] = []
+        with distribution.scope():
+            model = keras.Sequential([keras.Input((5,)), *(keras.layers.Dense(width) for width in (8, 7, 6, 5, 3))])
+            for change in (lambda: None, model.pop, lambda: model.add(keras.layers.Dense(4)), model.pop):  # noqa: B023
+                change()
+                y = models.X[:, :1].repeat(model.output_shape[-1], 1)
+                model.compile(keras.optimizers.SGD(0.1), "mse")
+                numbers.append(model.predict(models.X, batch_size=13, verbose=0))
+                numbers.append(model.fit(models.X, y, batch_size=13, verbose=0).history["loss"])
+        found.append({"numbers": numbers, "weights": model.get_weights()})
+    one, other = found
+    return [key for key, value in one.items() if models.distance(value, other[key]) > 2e-5]
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+def test_a_model_whose_layers_change(engine: str, on_ranks: Any) -> None:
+    assert on_ranks(engine)(_changed, "1f1b") == []
+
+
+def _laid_otherwise(way: str) -> list[str]:
+    import keras
+
+    import keras_flow as kf
+    from tests.pipelines import models
+
+    found = []
+    for distribution in models.one_device_and(way):
+        with distribution.scope():
+            model, optimizer = models.dense(), keras.optimizers.SGD(0.1, momentum=0.9)
+        given: dict[str, Any] = {"batch_size": 13, "shuffle": False, "verbose": 0}
+        for clipnorm in (None, 0.05):
+            optimizer.clipnorm = clipnorm
+            model.compile(optimizer, "mse")
+            model.fit(models.X, models.Y, **given)
+            with kf.DataParallel().scope():
+                model.evaluate(models.X, models.Y, batch_size=13, verbose=0)
+            with distribution.scope():
+                model.fit(models.X, models.Y, **given)
+        found.append(model.get_weights())
+    return [] if models.distance(*found) < 2e-5 else ["weights"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_that_is_laid_otherwise_and_an_optimizer_that_changes(engine: str, on_ranks: Any) -> None:
+    """What is compiled for an update has the optimizer's settings, and the variables of then."""
+    assert on_ranks(engine)(_laid_otherwise, "1f1b") == []
+
+
+def _with_a_scalar(folder: str) -> list[float]:
+    import keras
+    import numpy as np
+
+    import keras_flow as kf
+    from tests.pipelines import models
+
+    class Scaled(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+        def call(self, x: Any) -> Any:
+            return x * self.scale
+
+    with models.pipeline("1f1b").scope():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(3), Scaled()])
+        model.compile("sgd", "mse")
+    model.fit(models.X, models.Y, batch_size=13, verbose=0)
+    model.save_weights(f"{folder}/of.weights.h5")
+    kf.comm.barrier()
+    scale = float(np.asarray(model.get_weights()[-1]))
+    model.layers[-1].scale.assign(0.0)
+    model.load_weights(f"{folder}/of.weights.h5")
+    return [scale, float(np.asarray(model.get_weights()[-1]))]
+
+
+def test_a_weight_without_dims_is_saved(on_ranks: Any, tmp_path: Any) -> None:
+    """The last stage's, which another rank writes."""
+    before, after = on_ranks("torch")(_with_a_scalar, str(tmp_path))
+    assert before == after != 1.0
+
+
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_schedules(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("dropout", "masked_weights"), SCHEDULES) == []
