@@ -32,7 +32,7 @@ _REFUSED = _UNSIGNED + b"?"
 
 @dataclass(frozen=True)
 class _Unpicklable:
-    """The same, with a common secret.
+    """What a process sends in place of an object that it cannot pickle, so that all ranks raise and none waits.
 
     Attributes:
         kind: the name of the object's class.
