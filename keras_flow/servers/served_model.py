@@ -143,7 +143,8 @@ class ServedModel(StagedModel):
             "inputs": batch.cut([batch.inputs[self.graph.inputs.index(each)] for each in stage.inputs], part),
             "fixed": [],
             "masks": [None] * len(stage.inputs),
-            "state": [backend().read(variable) for variable in stage.state],
+            # copies: seeds move on while a batch waits for its worker
+            "state": [np.array(host(backend().read(variable))) for variable in stage.state],
             "start": np.int32(part.start),
             "first": np.float32(number == 0),
             "scale": np.float32(loss_scale(getattr(self.model, "optimizer", None)) if training else 1.0),
