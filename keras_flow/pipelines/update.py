@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from keras_flow.backends.active import backend
+from keras_flow.current import models
+from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     from keras_flow.pipelines.staged_model import StagedModel
@@ -36,6 +38,12 @@ def update(pipeline: StagedModel, optimizer: Any, gradients: Mapping[int, Sequen
     homes = {stage.rank for stage in pipeline.stages}
     counted = [(variable, gradient) for rank, variable, gradient in found if rank in homes]
     judges = inner is not optimizer
+    distribution = models.distribution_of(pipeline.model)
+    if inner.gradient_accumulation_steps and inner.global_clipnorm is not None and distribution.zero_stage:  # type: ignore[union-attr]
+        raise FlowError(
+            "PipelineParallel(zero=1) with gradient_accumulation_steps and global_clipnorm: no rank has the whole sums, "
+            "of which the norm is taken. Leave one out"
+        )
     norm = _global_norm(pipeline, inner, scale, counted) if judges or _clips_now(inner) else 0.0
     if judges:
         _move_scale(optimizer, math.isfinite(norm))

@@ -39,6 +39,21 @@ def test_slots_that_are_split(on_ranks: Any) -> None:
     assert on_ranks("torch")(_off, ("adam", "tied_norm", "short_batch"), ("1f1b+zero",)) == []
 
 
+def _refused() -> str:
+    import keras_flow as kf
+    from tests.pipelines import models
+
+    try:
+        models.trained(models.pipeline("1f1b+zero"), "accumulated_norm")
+    except kf.FlowError as error:
+        return str(error)
+    return ""
+
+
+def test_split_slots_with_a_norm_of_sums_are_refused(on_ranks: Any) -> None:
+    assert "Leave one out" in on_ranks("torch")(_refused)
+
+
 def _by_hand(way: str) -> list[str]:
     import keras
 
