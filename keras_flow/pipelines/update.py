@@ -41,8 +41,8 @@ def update(pipeline: StagedModel, optimizer: Any, gradients: Mapping[int, Sequen
     distribution = models.distribution_of(pipeline.model)
     if inner.gradient_accumulation_steps and inner.global_clipnorm is not None and distribution.zero_stage:  # type: ignore[union-attr]
         raise FlowError(
-            "PipelineParallel(zero=1) with gradient_accumulation_steps and global_clipnorm: no rank has the whole sums, "
-            "of which the norm is taken. Leave one out"
+            "PipelineParallel(zero=1) with gradient_accumulation_steps and global_clipnorm: no rank has a whole sum, "
+            "and the norm is that of all. Leave one out"
         )
     norm = _global_norm(pipeline, inner, scale, counted) if judges or _clips_now(inner) else 0.0
     if judges:
