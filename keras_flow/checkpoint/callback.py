@@ -147,6 +147,11 @@ class Checkpoint(keras.callbacks.Callback):
         self._hold()
         if self.resume:
             self._go_on()
+        elif left := manifest.steps(self.directory):
+            warn(
+                f"{str(self.directory)!r} has checkpoints of an earlier run, up to step {left[-1]}: they stay, and a "
+                "job that goes on takes the latest. Remove them, or take another directory"
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the random states, from which the order of rows follows."""

@@ -32,7 +32,7 @@ from keras_flow.checkpoint.parts import WrittenPart
 from keras_flow.checkpoint.store import Place
 from keras_flow.current import joining, keras_places, models
 from keras_flow.current.variable_layout import keras_layout
-from keras_flow.errors import FlowError, warn
+from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
     import keras
@@ -280,11 +280,7 @@ class _Writing:
         store.commit(self.writing, self.folder, texts, notes)
         if self.keep is not None:
             every, parent = manifest.steps(self.folder.parent), self.folder.parent
-            if every[-1] > self.said.step:
-                warn(
-                    f"{str(parent)!r} has checkpoints of later steps, up to {every[-1]}, of an earlier run: they stay, "
-                    "and a job that goes on takes the latest. Remove them, or take another directory"
-                )
+            # those of later steps are an earlier run's
             for old in [each for each in every if each <= self.said.step][: -self.keep]:
                 if old != self.spared:
                     store.remove(parent / manifest.folder_of(old))

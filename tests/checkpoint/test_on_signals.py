@@ -32,7 +32,7 @@ def test_a_checkpoint_takes_the_signals_that_it_names_while_fit_runs(tmp_path: P
     before, seen = handlers(), []
     look = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: seen.append(handlers()))
     for signals in (("SIGTERM",), ("SIGINT",), ()):
-        fitted(tmp_path, look, signals=signals)
+        fitted(tmp_path / str(len(seen)), look, signals=signals)
         assert handlers() == before
     changed = [[old is not new for old, new in zip(before, now, strict=True)] for now in seen[::2]]
     assert changed == [[True, False], [False, True], [False, False]]
@@ -41,7 +41,7 @@ def test_a_checkpoint_takes_the_signals_that_it_names_while_fit_runs(tmp_path: P
         raise RuntimeError("broken off")
 
     with pytest.raises(RuntimeError, match="broken off"):
-        fitted(tmp_path, keras.callbacks.LambdaCallback(on_epoch_begin=stop))
+        fitted(tmp_path / "broken off", keras.callbacks.LambdaCallback(on_epoch_begin=stop))
     gc.collect()
     assert handlers() == before
 

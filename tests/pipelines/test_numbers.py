@@ -198,7 +198,7 @@ def _with_a_scalar(folder: str) -> list[float]:
             return x * self.scale
 
     with models.pipeline("1f1b").scope():
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(3), Scaled()])
+        model = keras.Sequential([keras.Input((5,)), *(keras.layers.Dense(width) for width in (4, 4, 3)), Scaled()])
         model.compile("sgd", "mse")
     model.fit(models.X, models.Y, batch_size=13, verbose=0)
     model.save_weights(f"{folder}/of.weights.h5")
