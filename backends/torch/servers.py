@@ -64,7 +64,7 @@ def _worker(cluster: Mapping[str, Sequence[str]]) -> Mapping[str, Callable[..., 
 
     def learn(told: Mapping[str, Any], value: np.ndarray) -> None:
         for number in told["gone"]:
-            del known[number]
+            known.pop(number, None)
         known[told["program"]] = parcels.unpacked(value)
 
     def compute(told: Mapping[str, Any], value: Any) -> Any:

@@ -193,9 +193,11 @@ class Checkpoint(keras.callbacks.Callback):
         """Save at the end of an epoch."""
         if self.save_freq == "epoch" or self._is_due:
             self._is_due = False
-            if self.save_best_only and not self._is_best(epoch, logs or {}):
-                return
-            self._save(epoch + 1, 0, {}, is_best=self.save_best_only)
+            if self.save_best_only:
+                if not self._is_best(epoch, logs or {}):
+                    return
+                self._best_step = saving.step_of(self._trained())
+            self._save(epoch + 1, 0, {})
         elif self._since:
             self._unsaved = epoch + 1
 
@@ -268,14 +270,10 @@ class Checkpoint(keras.callbacks.Callback):
         self.best = value
         return True
 
-    def _save(
-        self, epoch: int, batch: int, epoch_states: Mapping[str, Any], now: bool = False, is_best: bool = False
-    ) -> None:
+    def _save(self, epoch: int, batch: int, epoch_states: Mapping[str, Any], now: bool = False) -> None:
         model, self._unsaved = self._trained(), None
         self._raise(wait=True)
         logs = {name: as_json.encoded(list(values)) for name, values in self._history.history.items()}
-        if is_best:
-            self._best_step = saving.step_of(model)
         training = {
             "epoch": epoch,
             "batch": batch,

@@ -97,7 +97,7 @@ def step_times(result: Comparison) -> str:
 def held(result: Comparison) -> str:
     """The blocks of the variables under each layout but "1": backends differ in no shard, as the bytes show.
 
-    Variables of one shape that are laid alike are one row.
+    Variables with the same shape and layout share a row.
     """
     drawn: dict[str, RunResult] = {}
     for run in result.runs:

@@ -46,6 +46,8 @@ _AGAIN = (
     "measures what is sent"
 )
 
+#: the note of a model without an optimizer
+NOT_COMPILED = "the model is not compiled: no optimizer's slots are counted. Call model.compile in build_model()"
 #: layout and dtype of a variable of the optimizer
 Slot: TypeAlias = tuple[VariableLayout, str]
 
@@ -259,7 +261,7 @@ def _slots_of(distribution: FlowDistribution, model: keras.Model) -> tuple[list[
     """
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
-        return [], ["the model is not compiled: no optimizer's slots are counted. Call model.compile in build_model()"]
+        return [], [NOT_COMPILED]
     slots, notes = optimizer.variables, []
     if not optimizer.built:
         with dry_run(distribution.placement.size), distribution.scope():

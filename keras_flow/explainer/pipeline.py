@@ -318,9 +318,7 @@ def _slots(model: keras.Model, stages: Sequence[Stage], layouts: Mapping[int, La
     """Bytes of the optimizer's slots for each stage's weights on a rank, and a note where they cannot be counted."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
-        return [0] * len(stages), [
-            "the model is not compiled: no optimizer's slots are counted. Call model.compile in build_model()"
-        ]
+        return [0] * len(stages), [whole.NOT_COMPILED]
     found, counted = [], set[int]()
     for stage in stages:
         own = [variable for variable in stage.trainable if id(variable) not in counted]

@@ -8,6 +8,7 @@ targets, weights and masks only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -61,8 +62,7 @@ def given_to_losses(compiled: Any, y: Any, weights: Any, outputs: Any) -> list[t
         return note
 
     losses = [each._replace(loss=noting(each.loss), loss_weights=None) for each in compiled._flat_losses]
-    asked: Any = object.__new__(type("Asked", (type(compiled),), {"metrics": [None] * len(losses)}))
-    asked.__dict__.update(vars(compiled), _flat_losses=losses)
+    asked = _copy(compiled, _without_metrics(type(compiled)), _flat_losses=losses)
     asked.call(y, outputs, weights)
     return found
 
@@ -144,6 +144,17 @@ def _with_rows(loss: Any) -> Any:
             )
         return values
 
-    copied = object.__new__(type(loss))  # `copy.copy` writes and reads a Keras object's file
-    copied.__dict__.update(vars(loss), call=call)
+    return _copy(loss, type(loss), call=call)
+
+
+def _copy(thing: Any, kind: type, **changed: Any) -> Any:
+    """A copy of a Keras object with other attributes: `copy.copy` would write and read its configuration."""
+    copied = object.__new__(kind)
+    copied.__dict__.update(vars(thing), **changed)
     return copied
+
+
+@functools.cache
+def _without_metrics(kind: type) -> type:
+    """The class of compiled losses without the metrics that keep the loss of each output."""
+    return type(kind.__name__, (kind,), {"metrics": property(lambda compiled: [None] * len(compiled._flat_losses))})

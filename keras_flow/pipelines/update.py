@@ -44,12 +44,13 @@ def update(pipeline: StagedModel, optimizer: Any, gradients: Mapping[int, Sequen
             "PipelineParallel(zero=1) with gradient_accumulation_steps and global_clipnorm: no rank has a whole sum, "
             "and the norm is that of all. Leave one out"
         )
-    norm = _global_norm(pipeline, inner, scale, counted) if judges or _clips_now(inner) else 0.0
+    clips = _clips_now(inner)
+    norm = _global_norm(pipeline, inner, scale, counted, clips) if judges or clips else 0.0
     if judges:
         _move_scale(optimizer, math.isfinite(norm))
         if not math.isfinite(norm):
             return
-    limit = inner.global_clipnorm if _clips_now(inner) else None
+    limit = inner.global_clipnorm if clips else None
     clip = 1.0 if limit is None or norm <= limit else limit / norm
     factor = clip / scale if judges else clip  # an optimizer takes its own `loss_scale_factor` off itself
     parts: dict[int, tuple[list[keras.Variable], list[Any]]] = {}
@@ -75,7 +76,9 @@ def _clips_now(optimizer: Any) -> bool:
     return (int(ops.convert_to_numpy(optimizer._iterations.value)) + 1) % steps == 0
 
 
-def _global_norm(pipeline: StagedModel, optimizer: Any, scale: float, gradients: Sequence[tuple[Any, Any]]) -> float:
+def _global_norm(
+    pipeline: StagedModel, optimizer: Any, scale: float, gradients: Sequence[tuple[Any, Any]], clips: bool
+) -> float:
     """The norm of the gradients of all stages, as the optimizer would clip by it.
 
     The optimizer sees the gradients of one rank at a time. So they are clipped by the norm of all beforehand, and a
@@ -84,7 +87,7 @@ def _global_norm(pipeline: StagedModel, optimizer: Any, scale: float, gradients:
     squares = []
     for variable, gradient in gradients:
         own = ops.divide(ops.cast(gradient, "float32"), scale)
-        summed = _summed_before(optimizer, variable) if _clips_now(optimizer) else None
+        summed = _summed_before(optimizer, variable) if clips else None
         if summed is not None:
             mean = ops.add(own, ops.cast(backend().read(summed), "float32"))
             own = ops.divide(mean, optimizer.gradient_accumulation_steps)

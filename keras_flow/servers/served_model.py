@@ -85,8 +85,8 @@ class ServedModel(StagedModel):
         self._ledger.sent(key)
         self._batches[key] = batch
         self._send(batch, 0, True, True, key)
-        for variable, move in zip(self._seeds(), self._moves or (), strict=False):
-            backend().write(variable, keras.ops.add(backend().read(variable), move))
+        if self._moves is not None:
+            self._move_seeds(self._moves)
         while self._latest is None or self._moves is None or not self._results.empty():
             self._take()
         return self._latest
@@ -182,20 +182,26 @@ class ServedModel(StagedModel):
         assert self._ledger is not None
         key, found, worker = self._result()
         if self._ledger.came_back(key, worker):
-            state = dict(zip(map(id, self.stages[0].state), found[1]["state"], strict=True))
-            if self._moves is None:  # of the first batch, which goes alone
-                pairs = [(host(state.pop(id(seed))), seed) for seed in self._seeds()]
-                self._moves = [after - host(backend().read(seed)) for after, seed in pairs]
-                for after, seed in pairs:
-                    backend().write(seed, keras.ops.convert_to_tensor(after))
-            for variable in self.stages[0].state:
-                if not is_seed(variable.path) and key > self._newest:
-                    backend().write(variable, state[id(variable)])
-            self._newest = max(key, self._newest)
+            self._keep_later_state(key, found[1]["state"])
             self._latest = self._learned(self._batches.pop(key), [found])
 
-    def _seeds(self) -> list[keras.Variable]:
-        return [variable for variable in self.stages[0].state if is_seed(variable.path)]
+    def _keep_later_state(self, key: Any, values: Sequence[Any]) -> None:
+        """Give variables what a batch left, unless a later batch came before it; seeds move as batches are sent."""
+        pairs = list(zip(self.stages[0].state, values, strict=True))
+        if self._moves is None:  # of the first batch, which goes alone
+            seeds = [pair for pair in pairs if is_seed(pair[0].path)]
+            self._moves = [host(value) - host(backend().read(seed)) for seed, value in seeds]
+            self._move_seeds(self._moves)
+        if key > self._newest:
+            self._newest = key
+            for variable, value in pairs:
+                if not is_seed(variable.path):
+                    backend().write(variable, value)
+
+    def _move_seeds(self, moves: Sequence[np.ndarray]) -> None:
+        seeds = [variable for variable in self.stages[0].state if is_seed(variable.path)]
+        for seed, move in zip(seeds, moves, strict=True):
+            backend().write(seed, keras.ops.add(backend().read(seed), move))
 
     def _rows(self, results: Sequence[Any], training: bool) -> _Rows:
         rows = _Rows(self.lanes.all[0], training)

