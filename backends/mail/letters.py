@@ -12,7 +12,6 @@ Example: process 0 sends micro-batches 0 and 1 to rank 2 of process 1, which fir
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import socket
 import threading
@@ -95,7 +94,7 @@ class _Box:
         self._found = processes.find()
         self._letters: defaultdict[_Dated, deque[Any]] = defaultdict(deque)
         self._changed = threading.Condition()
-        self._gone: set[int] = set()
+        self._gone: dict[int, str] = {}  # why no more letters come from a process
         self._outgoing: dict[int, queue.Queue[_Letter]] = {}
         host = joining.own_address(self._found)
         self._listener = channel.Listener(host, 0, joining.token())
@@ -115,7 +114,9 @@ class _Box:
         with meeting.waiting_for((process,), "a message of a pipeline"), self._changed:
             while not self._letters[address]:
                 if process in self._gone:
-                    raise FlowError(f"process {process} ended, and this one waits for its rank {address[0]}")
+                    raise FlowError(
+                        f"process {process} {self._gone[process]}; this one waits for its rank {address[0]}"
+                    )
                 if time.monotonic() > until:
                     raise FlowError(
                         f"rank {address[0]} of process {process} sent nothing within {joining.waiting_seconds():g} s "
@@ -156,16 +157,18 @@ class _Box:
     def _receive_all(self, connection: socket.socket, process: int) -> None:
         reads = connection.makefile("rb")
         try:
-            with contextlib.suppress(OSError, EOFError):
-                while True:
-                    address, value = frames.read(reads)
-                    with self._changed:
-                        self._letters[tuple(address)].append(value)
-                        self._changed.notify_all()
-        finally:  # also where what came is no letter: nothing after it can be read
-            with self._changed:
-                self._gone.add(process)
-                self._changed.notify_all()
+            while True:
+                address, value = frames.read(reads)
+                with self._changed:
+                    self._letters[tuple(address)].append(value)
+                    self._changed.notify_all()
+        except (OSError, EOFError):
+            why = "ended"
+        except Exception as error:  # nothing after what is no letter can be read; `take` tells of it
+            why = f"sent what is no message ({error})"
+        with self._changed:
+            self._gone[process] = why
+            self._changed.notify_all()
 
 
 #: of this process, once it has sent or asked for a letter
