@@ -169,13 +169,19 @@ class ArrayBatches:
 
 
 def one_ahead(iterator: Iterator[object]) -> Iterator[object]:
-    """Return the batches; while one is used, a thread reads the next."""
-    end = object()
-    with ThreadPoolExecutor(1, "keras_flow-reading") as thread:
+    """Yield the batches; while one is used, a thread reads the next.
+
+    Nobody waits for this thread where a loop is left before its end. The garbage collector may be who leaves it, in any
+    thread, such as one that is beginning and holds what the other needs to end.
+    """
+    end, thread = object(), ThreadPoolExecutor(1, "keras_flow-reading")
+    try:
         following = thread.submit(next, iterator, end)
         while (batch := following.result()) is not end:
             following = thread.submit(next, iterator, end)
             yield batch
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 def say_whole(source: str, why: str, word: str) -> None:

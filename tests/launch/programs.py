@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import psutil
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("KERAS_FLOW_")},
     "KERAS_BACKEND": "torch",
+    "PYTHONFAULTHANDLER": "1",  # `finish` asks what does not end for its stacks
 }
 
 
@@ -30,12 +32,27 @@ def start(command: list[str], backend: str = "torch", **variables: str) -> subpr
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 60) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
+    """Exit code, stdout and stderr.
+
+    Raises:
+        AssertionError: it did not end within `seconds`; with its output and the stacks of all its processes.
+    """
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        process.kill()
-        raise
+        for child in tree(process.pid):  # its parent hands on what it writes, and ends then
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if not child.children():
+                    child.send_signal(signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.send_signal(signal.SIGABRT)
+        try:
+            out, err = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired as still:
+            process.kill()
+            out, err = still.stdout or b"", still.stderr or b""
+        raise AssertionError(f"no end within {seconds} s\nstdout:\n{out}\nstderr:\n{err}") from None
     return process.returncode, out, err
 
 

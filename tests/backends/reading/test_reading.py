@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -195,3 +197,25 @@ def test_the_next_batch_is_read_while_one_is_used() -> None:
     ahead = one_ahead(batches())
     next(ahead)
     ahead.close()  # type: ignore[attr-defined]
+
+
+def test_the_garbage_collector_waits_for_no_reading() -> None:
+    # it runs in any thread: in one that begins, which holds the lock that the reading thread needs to end
+    goes_on = threading.Event()
+
+    def batches() -> Any:
+        yield 0
+        goes_on.wait(60)
+        yield 1
+
+    ahead = one_ahead(batches())
+    assert next(ahead) == 0
+    cycle: list[Any] = [ahead]
+    cycle.append(cycle)
+    del ahead, cycle
+    collects = threading.Thread(target=gc.collect)
+    collects.start()
+    collects.join(20)
+    waits = collects.is_alive()
+    goes_on.set()
+    assert not waits
