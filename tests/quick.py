@@ -31,8 +31,18 @@ def set_environment(backend: str) -> None:
     os.environ.setdefault("KERAS_FLOW_RANDOM", "stock")
 
 
-def set_options(backend: str) -> None:
-    """Once the engine may be imported, before its first program."""
+def set_options(backend: str, bucket_bytes: int | None = 1 << 10) -> None:
+    """Once the engine may be imported, before its first program.
+
+    Args:
+        backend: the engine.
+        bucket_bytes: of gradients that travel together on torch: small, so that small models have many buckets; None
+            for those of users, where what travels is counted.
+    """
+    if backend == "torch" and bucket_bytes is not None:
+        from keras_flow.backends.torch import slot_parts
+
+        slot_parts.BUCKET_BYTES = bucket_bytes
     if backend == "tensorflow":
         import tensorflow as tf
 

@@ -223,7 +223,7 @@ def serve(backend: str, ranks: int, address: str, folder: str) -> None:
     from tests import quick
 
     tempfile.tempdir = folder  # one for all ranks, which outlives them
-    quick.set_options(backend)
+    quick.set_options(backend, None)
     kf.init(ranks)
     with Client(address, authkey=os.environ[_KEY].encode()) as caller:
         caller.send((kf.env.process_index(), kf.env.process_count()))

@@ -23,10 +23,10 @@ import torch.distributed as torch_distributed
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import states
-from keras_flow.backends.torch import layouts, profiling
+from keras_flow.backends.torch import layouts, profiling, slot_parts
 from keras_flow.backends.torch.rows import partial_numbers
 from keras_flow.backends.torch.rows.partial_numbers import Addition
-from keras_flow.backends.torch.slot_parts import BUCKET_BYTES, Scatter, Scatters, SlotPart, buckets, part_of
+from keras_flow.backends.torch.slot_parts import Scatter, Scatters, SlotPart, buckets, part_of
 from keras_flow.placements import Placement
 
 if TYPE_CHECKING:
@@ -88,8 +88,9 @@ class Reducer:
         self._placement = placement
         self._waiting: list[torch.nn.Parameter] = []
         self._bytes = 0
+        #: with the views of each flat tensor, without which it would count as free while it travels
         self._sent: list[
-            tuple[torch_distributed.Work | None, torch.Tensor, list[torch.nn.Parameter], list[Addition]]
+            tuple[torch_distributed.Work | None, tuple[torch.Tensor, ...], list[torch.nn.Parameter], list[Addition]]
         ] = []
         #: gradients of which each rank gets a part
         self._split: list[torch.nn.Parameter] = []
@@ -151,7 +152,7 @@ class Reducer:
         if part is not None:
             self._split.append(parameter)
             self._split_bytes += parameter.nbytes
-            if part.at_once and self._split_bytes >= BUCKET_BYTES:
+            if part.at_once and self._split_bytes >= slot_parts.BUCKET_BYTES:
                 self._scatter()
             return
         # a bucket is one flat tensor, which has one dtype
@@ -159,7 +160,7 @@ class Reducer:
             self._send()
         self._waiting.append(parameter)
         self._bytes += parameter.numel() * parameter.element_size()
-        if self._bytes >= BUCKET_BYTES:
+        if self._bytes >= slot_parts.BUCKET_BYTES:
             self._send()
 
     def _send(self, last: bool = False) -> None:
@@ -171,15 +172,16 @@ class Reducer:
         gradients = [parameter.grad.reshape(-1) for parameter in self._waiting]  # type: ignore[union-attr]
         added = [addition.value.reshape(-1) for addition in additions]
         flat = self._memory.of(sum(map(len, (*gradients, *added))), gradients[0])
-        pieces = flat.split([*map(len, gradients), *map(len, added)])
+        sizes = [*map(len, gradients), sum(map(len, added))]
+        pieces = flat.split(sizes)
         for gradient, piece in zip(gradients, pieces, strict=False):
             # before the sum: half precision would overflow after it
             torch.div(gradient, len(self._placement.ranks), out=piece)
-        for value, piece in zip(added, pieces[len(gradients) :], strict=True):
+        for value, piece in zip(added, pieces[-1].split([len(value) for value in added]), strict=True):
             piece.copy_(value)
         with profiling.gradients_of(parameter._keras_flow_path for parameter in self._waiting):  # type: ignore[attr-defined]
             work = torch_distributed.all_reduce(flat, group=group, async_op=True)
-        self._sent.append((work, flat, self._waiting, additions))
+        self._sent.append((work, pieces, self._waiting, additions))
         self._waiting, self._bytes = [], 0
         self.collectives += 1
 
@@ -213,11 +215,9 @@ class Reducer:
             parameter.grad = part.as_dtensor(piece, parameter.shape)  # type: ignore[attr-defined]
         self._scatters = Scatters()
         sent, self._sent, self._closing = self._sent, [], False
-        for work, flat, parameters, additions in sent:
+        for work, pieces, parameters, additions in sent:
             if work is not None:
                 work.wait()
-            sizes = [parameter.numel() for parameter in parameters]
-            gradients, rest = flat.split([sum(sizes), len(flat) - sum(sizes)])
-            for parameter, piece in zip(parameters, gradients.split(sizes), strict=True):
+            for parameter, piece in zip(parameters, pieces, strict=False):
                 parameter.grad = piece.view(parameter.shape)
-            partial_numbers.finish(additions, rest)
+            partial_numbers.finish(additions, pieces[-1])

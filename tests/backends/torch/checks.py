@@ -120,6 +120,33 @@ def gradients_travel_in_buckets() -> None:
 
 
 @check
+def buckets_of_one_length_have_memory_of_their_own() -> None:
+    import keras
+
+    import keras_flow as kf
+    from keras_flow.backends.torch import slot_parts
+
+    def trained() -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((16,)), *[keras.layers.Dense(16, use_bias=False) for _ in range(4)]])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        before = model.get_weights()
+        x, y = np.random.default_rng(0).normal(size=(2, 8, 16)).astype("float32")
+        model.train_on_batch(x, y)
+        return [after - was for after, was in zip(model.get_weights(), before, strict=True)]
+
+    wanted = trained()
+    bytes_of_bucket, slot_parts.BUCKET_BYTES = slot_parts.BUCKET_BYTES, 16 * 16 * 4
+    try:
+        with kf.DataParallel().scope():
+            updates = trained()
+    finally:
+        slot_parts.BUCKET_BYTES = bytes_of_bucket
+    for update, other in zip(updates, wanted, strict=True):
+        assert np.abs(update - other).max() <= 1e-5 * np.abs(other).max()
+
+
+@check
 def updates_in_blocks_are_those_of_keras() -> None:
     """Bit by bit, on whole variables and on pieces of split ones, one of which is cut into blocks."""
     import contextlib
