@@ -1,7 +1,8 @@
 """Agreement of the ranks on their next collective, so that a wrong call is an error, and a rank may be in `join`.
 
 Before each collective all ranks exchange eight numbers each: call, op, dtype, elements and a checksum of the shapes.
-Where these differ all ranks raise one error. A rank in `join` says so, and then adds zeros to what the others reduce.
+Where these differ all ranks raise one error. A rank in `join` says so, and for how many calls of the others it has
+been there, and then adds zeros to what the others reduce.
 Horovod's ranks agree through its background thread in the same way (`Controller::ComputeResponseList`).
 """
 
@@ -27,6 +28,8 @@ _CALLS = ("join", "allreduce", "allgather", "broadcast", "alltoall", "reducescat
 _OPS = ("", "sum", "min", "max", "product")
 _DTYPES = ("", "float32", "float16", "bfloat16", "float64", "int32", "int64", "int8", "int16", "uint8", "bool")
 _JOIN = 0
+#: where a rank in `join` says how many calls of others it has been there for
+_SERVED = 6
 
 
 def agree(call: str, process_set: ProcessSet, op: str = "", tensors: Sequence[Any] = (), detail: str = "") -> int:
@@ -65,7 +68,7 @@ def join() -> int:
     have not joined. Other collectives than a sum or mean are errors once a rank has joined.
 
     Returns:
-        The rank that came last.
+        The rank that came last, on all ranks; of several that came at once the highest.
 
     Example:
         >>> import keras_flow.hvd as hvd
@@ -73,18 +76,21 @@ def join() -> int:
         >>> hvd.join()
         0
     """
-    every, last = ranks.global_process_set, ranks.size() - 1
+    every, served = ranks.global_process_set, 0
     while every.size() > 1:
-        rows = _told([_JOIN] * 8, every)
-        live = [place for place in range(len(rows)) if rows[place][0] != _JOIN]
-        if not live:
-            break
-        last = live[-1]
+        row = [_JOIN] * 8
+        row[_SERVED] = served
+        rows = _told(row, every)
+        live = rows[rows[:, 0] != _JOIN]
+        if not len(live):
+            # counted by each for itself: a rank that has seen no call of others cannot tell who made one
+            return max(range(len(rows)), key=lambda rank: (-rows[rank][_SERVED], rank))
         _judged(rows, "join", every)
-        _, op, dtype, low, high = (int(number) for number in rows[last][:5])
+        _, op, dtype, low, high = (int(number) for number in live[0][:5])
         zeros = np.zeros(low + high * 2**30, numpy_dtype(_DTYPES[dtype]))
         comm.all_reduce(keras.ops.convert_to_tensor(zeros, _DTYPES[dtype]), _OPS[op])
-    return last
+        served += 1
+    return 0
 
 
 def _told(row: Sequence[int], process_set: ProcessSet) -> np.ndarray:

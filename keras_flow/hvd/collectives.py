@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from keras_flow import comm
-from keras_flow.backends.active import backend
+from keras_flow.backends.active import backend, tensor_engine
 from keras_flow.comm.group import as_tensor, dtype_name, shape_of
 from keras_flow.errors import FlowError
 from keras_flow.hvd import ranks
@@ -78,14 +78,13 @@ def grouped_allreduce(
     found = checked_op(op, average)
     given = [_tensor(each, "allreduce") for each in tensors]
     for each in given:
-        if found in (Average, AverageOfPresent) and "int" in dtype_name(each):
-            raise FlowError(f"hvd.allreduce: the mean of {dtype_name(each)} is no {dtype_name(each)}; take op=hvd.Sum")
-    packed = [compression.compress(each * prescale_factor if prescale_factor != 1.0 else each) for each in given]
+        _check_mean(found, each, "allreduce")
+    packed = [compression.compress(_scaled(each, prescale_factor)) for each in given]
     results = backend().call_in_step(
         lambda values: [reduced(each, found, process_set) for each in values], [each for each, _ in packed]
     )
     opened = [compression.decompress(each, context) for each, (_, context) in zip(results, packed, strict=True)]
-    return [each * postscale_factor if postscale_factor != 1.0 else each for each in opened]
+    return [_scaled(each, postscale_factor) for each in opened]
 
 
 def reduced(value: Any, op: str, process_set: ProcessSet) -> Any:
@@ -94,7 +93,9 @@ def reduced(value: Any, op: str, process_set: ProcessSet) -> Any:
     present = agree("allreduce", process_set, kind, [value])
     if process_set.size() == 1:
         return value
-    total = comm.all_reduce(value, kind, ranks.group_of(process_set))
+    # flat, as the zeros of a rank in `join` are, which is not told the shape
+    engine, shape = tensor_engine(), shape_of(value)
+    total = engine.reshape(comm.all_reduce(engine.reshape(value, (-1,)), kind, ranks.group_of(process_set)), shape)
     count = {Average: process_set.size(), AverageOfPresent: present}.get(op, 1)
     return total / count if count > 1 else total
 
@@ -208,7 +209,9 @@ def reducescatter(
     found = checked_op(op, None)
     if found not in (Average, Sum):
         raise FlowError(f"hvd.reducescatter: op is hvd.Average or hvd.Sum, not {found!r}")
-    value, context = compression.compress(_tensor(tensor, "reducescatter") * prescale_factor)
+    given = _tensor(tensor, "reducescatter")
+    _check_mean(found, given, "reducescatter")
+    value, context = compression.compress(_scaled(given, prescale_factor))
     if not shape_of(value):
         raise FlowError("hvd.reducescatter takes tensors of one dim or more")
     agree("reducescatter", process_set, "sum", [value])
@@ -219,7 +222,7 @@ def reducescatter(
         parts = [value[slice(*balanced(rows, count, at))] for at in range(count)]
         part = comm.reduce_scatter(parts, "sum", ranks.group_of(process_set))
     scale = postscale_factor / (count if found == Average else 1)
-    return compression.decompress(part, context) * scale
+    return _scaled(compression.decompress(part, context), scale)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -231,6 +234,17 @@ def check_root(root_rank: int, process_set: ProcessSet) -> None:
     """Raise an error where a root is not one of the ranks that take part."""
     if root_rank not in process_set.ranks:
         raise FlowError(f"hvd.broadcast: root_rank={root_rank}; legal is one of the ranks {process_set.ranks}")
+
+
+def _check_mean(op: str, value: Any, call: str) -> None:
+    """Raise an error where a mean of whole numbers is asked for."""
+    if op in (Average, AverageOfPresent) and "int" in dtype_name(value):
+        raise FlowError(f"hvd.{call}: the mean of {dtype_name(value)} is no {dtype_name(value)}; take op=hvd.Sum")
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    """Multiply by a factor; by 1 nothing is done, so that whole numbers stay whole."""
+    return value if factor == 1.0 else value * factor
 
 
 def _tensor(value: Any, call: str) -> Any:

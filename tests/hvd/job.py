@@ -68,6 +68,8 @@ def collectives() -> None:
     parts = np.array_split(stack.mean(0), count)
     check(hvd.reducescatter(own), parts[here])
     check(hvd.reducescatter(own, op=hvd.Sum), count * parts[here])
+    whole = keras.ops.convert_to_numpy(hvd.reducescatter(np.arange(2 * count, dtype="int32"), op=hvd.Sum))
+    assert whole.dtype == "int32" and whole.tolist() == [2 * here * count, (2 * here + 1) * count]
     hvd.barrier()
     pair = hvd.ProcessSet([0, count - 1])
     if pair.included():
@@ -84,6 +86,12 @@ def join() -> None:
         check(hvd.allreduce(np.ones(2, "float32"), op=hvd.AverageOfPresent), np.ones(2))
     assert hvd.join() == count - 1
     check(hvd.allreduce(np.ones(3, "float32")), np.ones(3))
+    # the other way, so that the highest rank sees no call of the others; scalars and matrices too
+    for turn in range(count - 1 - hvd.rank()):
+        present = count - 1 - turn
+        check(hvd.allreduce(np.ones((2, 3), "float32")), np.full((2, 3), present / count))
+        check(hvd.allreduce(np.float32(1.0), op=hvd.Sum), present)
+    assert hvd.join() == 0
 
 
 def join_refuses() -> None:
@@ -111,6 +119,8 @@ def wrong_calls() -> None:
         hvd.allreduce(np.ones(2, "float32"), op=hvd.Sum, average=True)
     with pytest.raises(kf.FlowError, match="the mean of int32 is no int32"):
         hvd.allreduce(np.ones(2, "int32"))
+    with pytest.raises(kf.FlowError, match=r"hvd\.reducescatter: the mean of int32 is no int32"):
+        hvd.reducescatter(np.ones(2, "int32"))
     with pytest.raises(kf.FlowError, match="3 rows, splits"):
         hvd.alltoall(np.ones(3, "float32"), splits=[1] * (hvd.size() - 1) + [7])
     with pytest.raises(kf.FlowError, match="no global variables"):
@@ -257,6 +267,22 @@ def partial() -> None:
         assert np.abs(first[1] - other[1]).max() > 1e-3
 
 
+def partial_with_a_loss_scale() -> None:
+    """One rank's own gradient overflows, and all leave out the step."""
+    shared, own = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
+    first, second = keras.layers.Input((FEATURES,)), keras.layers.Input((FEATURES,))
+    model = keras.Model([first, second], [shared(first), own(second)])
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE), initial_scale=256.0)
+    model.compile(hvd.PartialDistributedOptimizer(optimizer, local_layers=[own]), ["mse", "mse"])
+    model.set_weights([np.full((FEATURES, 1), 0.3, "float32")] * 2)
+    rows = np.ones((4, FEATURES), "float32")
+    for factor, wanted in ((1e30 if hvd.rank() == 1 else 1.0, 0.3), (1.0, 0.3 + 2 * RATE * 0.1)):
+        model.train_on_batch([rows, factor * rows], [rows[:, :1]] * 2)
+        check(model.get_weights()[0].ravel(), [wanted] * FEATURES)
+        check(model.get_weights()[1].ravel(), [0.3 + (wanted - 0.3) / hvd.size()] * FEATURES)
+    assert float(keras.ops.convert_to_numpy(model.optimizer.dynamic_scale)) == 128.0
+
+
 def callbacks(folder: Path) -> None:
     """The mean of logs, and a warmup whose velocity is scaled with the rate."""
     size, mean = hvd.size(), lambda gradients: np.mean(gradients, 0)
@@ -295,6 +321,15 @@ def callbacks(folder: Path) -> None:
     scale = [1 / size * ((step + 1) / STEPS * (size - 1) / 2 + 1) for step in range(2 * STEPS)]
     np.testing.assert_allclose(rates, [RATE * size * each for each in (*scale, *[0.5] * STEPS)], rtol=1e-5)
     assert history["lr"][-1] == pytest.approx(RATE * size / 2)
+    # the velocities of an optimizer inside a loss scale
+    inner = keras.optimizers.SGD(RATE, momentum=0.9)
+    model = linear(keras.optimizers.LossScaleOptimizer(inner))
+    model.optimizer.build(model.trainable_variables)
+    inner.momentums[0].assign(np.ones((FEATURES, 1)))
+    schedule = hvd.callbacks.LearningRateScheduleCallback(RATE, 0.5)
+    schedule.set_model(model)
+    schedule.on_train_batch_begin(0)
+    check(inner.momentums[0], np.full((FEATURES, 1), 0.5))
 
 
 def models(folder: Path) -> None:
@@ -374,9 +409,9 @@ def beside_a_distribution() -> None:
 def main(folder: Path) -> None:
     with pytest.raises(kf.FlowError, match=r"call hvd.init\(\) first"):
         hvd.rank()
-    hvd.init()
+    hvd.init(process_sets="dynamic")
     cases = [ranks, collectives, join, join_refuses, wrong_calls, uneven_steps, training, without_a_gradient]
-    cases += [partial, loss_scale]
+    cases += [partial, partial_with_a_loss_scale, loss_scale]
     for case in cases:
         begun = time.monotonic()
         case()
