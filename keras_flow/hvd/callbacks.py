@@ -131,8 +131,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         if old == new:
             return
         optimizer.learning_rate = new
-        if self.momentum_correction and getattr(optimizer, "momentum", 0) and old > 0:
-            for velocity in getattr(optimizer, "momentums", None) or ():
+        inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a loss scale, which has no velocities
+        if self.momentum_correction and getattr(inner, "momentum", 0) and old > 0:
+            for velocity in getattr(inner, "momentums", None) or ():
                 velocity.assign(velocity.value * (new / old))
 
 

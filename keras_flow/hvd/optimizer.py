@@ -113,6 +113,16 @@ class DistributedMethods:
             grads = self._reduced(list(grads), self._known())
         return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
 
+    def check_finite(self, grads: Sequence[Any]) -> Any:
+        """Whether all ranks' gradients are finite, for a loss scale: those of local layers are each rank's own."""
+        is_finite = super().check_finite(grads)  # type: ignore[misc]
+        if not self._hvd.local or self._hvd.process_set.size() == 1:
+            return is_finite
+        # a sum, which ranks in `join` serve: that of the ranks that overflow
+        overflows = keras.ops.cast(keras.ops.logical_not(is_finite), "int32")
+        total = backend().call_in_step(lambda values: [reduced(values[0], Sum, self._hvd.process_set)], [overflows])[0]
+        return keras.ops.equal(total, 0)
+
     def _known(self) -> list[keras.Variable]:
         """The variables that the optimizer was built for."""
         return self._trainable_variables  # type: ignore[attr-defined]

@@ -15,11 +15,12 @@ from keras_flow.runtime.init import init as init_ranks
 _is_initialized = False
 
 
-def init(process_sets: Iterable[ProcessSet] | None = None) -> None:
+def init(process_sets: str | Iterable[ProcessSet | Iterable[int]] | None = None) -> None:
     """Join the processes of the job, each of which is a rank with data of its own.
 
     Args:
-        process_sets: sets that the program will use; they may also be made later.
+        process_sets: sets that the program will use; they may also be made later. Horovod's `"dynamic"` says that they
+            will be.
 
     Raises:
         FlowError: this process drives several ranks.
@@ -48,7 +49,8 @@ def init(process_sets: Iterable[ProcessSet] | None = None) -> None:
             file=sys.stderr,
         )
     _is_initialized = True
-    for each in process_sets or ():
+    # a text names no set: they may be made at any time, as "dynamic" asks for
+    for each in () if isinstance(process_sets, str) else process_sets or ():
         add_process_set(each)
 
 
