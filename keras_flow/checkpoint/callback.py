@@ -6,6 +6,7 @@ This file saves; `going_on` has what a `fit` that resumes does with a checkpoint
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import weakref
@@ -49,13 +50,14 @@ class Checkpoint(keras.callbacks.Callback):
         asynchronous: copy the values, and write them in a thread while training goes on. The next save waits for it.
         resume: go on from the newest checkpoint of the directory. `fit` of an empty directory begins as ever.
         monitor: a log, for `save_best_only`.
-        mode: `"min"`, `"max"`, or `"auto"`: by the name of the log.
+        mode: `"min"`, `"max"`, or `"auto"`: a loss is minimized, and Keras's metrics say themselves which is better.
         save_best_only: save at the end of an epoch whose `monitor` is better than all before; it is saved itself, so
-            that a program that is started again knows it.
+            that a program that is started again knows it. An epoch without that log, or with a NaN, is not saved.
         save_on_signal: save when the job is asked to end by one of these signals, and leave (`kf.on_preemption`).
 
     Raises:
-        FlowError: in `fit`: a checkpoint cannot be written, or is of another model.
+        FlowError: in `fit`: a checkpoint cannot be written, or is of another model; no epoch had the log `monitor`, or
+            it is of a metric that does not say which is better.
 
     Example:
         >>> import keras, numpy as np, tempfile, keras_flow as kf
@@ -97,8 +99,11 @@ class Checkpoint(keras.callbacks.Callback):
         self.directory = store.at(directory)
         self.save_freq, self.keep, self.asynchronous = save_freq, keep, asynchronous
         self.resume, self.monitor, self.save_best_only = resume, monitor, save_best_only
-        is_max = mode == "max" or (mode == "auto" and any(part in (monitor or "") for part in ("acc", "auc", "f1")))
-        self._is_better: Callable[[float, float], bool] = (lambda a, b: a > b) if is_max else (lambda a, b: a < b)
+        self.mode = mode
+        #: whether the log is better where it is larger; None: not known yet
+        self._is_max: bool | None = None if mode == "auto" else mode == "max"
+        #: whether an epoch of this `fit` had the log; None: no epoch was asked for it
+        self._has_come: bool | None = None
         self.save_on_signal = tuple(save_on_signal)
         self.best: float | None = None
         self._epoch = self._batch = self._since = 0
@@ -139,7 +144,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._history = next(each for each in others if isinstance(each, keras.callbacks.History))
         self._begun_with = [callback_states.plain(each) for each in self._others]
         self._epoch = self._batch = self._since = 0
-        self._left, self._is_due, self._unsaved = None, False, None
+        self._left, self._is_due, self._unsaved, self._has_come = None, False, None, None
+        self._is_max = None if self.mode == "auto" else self._is_max  # this model's metrics may be others
         self._loop, self._source, self._sources = None, None, positions.count()
         if self.save_on_signal and (_point is None or not _point.is_open):
             self._point = _save_on_signals(self.save_on_signal)
@@ -215,6 +221,8 @@ class Checkpoint(keras.callbacks.Callback):
         if self._point is not None:
             self._point.close()
             self._point = None
+        if self._has_come is False and self.best is None:
+            raise FlowError(f"Checkpoint(monitor={self.monitor!r}): no epoch had such a log, so that none was saved")
 
     def trains(self, batches: Any) -> bool:
         """Whether it is this `fit` that reads: its data were there before it began, those of other loops were not."""
@@ -256,19 +264,48 @@ class Checkpoint(keras.callbacks.Callback):
         return model
 
     def _is_best(self, epoch: int, logs: Mapping[str, Any]) -> bool:
-        if self.monitor is None or self.monitor not in logs:
-            known = ", ".join(sorted(logs))
-            raise FlowError(f"Checkpoint(monitor={self.monitor!r}): epoch {epoch} has no such log; there are {known}")
-        if np.ndim(logs[self.monitor]):
+        found = logs.get(self.monitor or "")
+        if found is None:
+            if self._has_come is None:
+                known = ", ".join(sorted(logs))
+                warn(
+                    f"Checkpoint(monitor={self.monitor!r}): epoch {epoch} has no such log, and is not saved; there are "
+                    f"{known}. With validation_freq= of fit those of a validation come in some epochs only"
+                )
+                self._has_come = False
+            return False
+        if np.ndim(found):
             raise FlowError(
-                f"Checkpoint(monitor={self.monitor!r}): this log has {np.size(logs[self.monitor])} numbers; monitor "
-                "one that is a number"
+                f"Checkpoint(monitor={self.monitor!r}): this log has {np.size(found)} numbers; monitor one that is a "
+                "number"
             )
-        value = float(logs[self.monitor])
-        if self.best is not None and not self._is_better(value, self.best):
+        self._has_come = True
+        if self._is_max is None:
+            self._is_max = self._wants_max()
+        value, best = float(found), self.best
+        # a NaN is not better than anything, and all is better than a NaN
+        if math.isnan(value):
+            return False
+        if best is not None and not math.isnan(best) and not (value > best if self._is_max else value < best):
             return False
         self.best = value
         return True
+
+    def _wants_max(self) -> bool:
+        """Whether the log is better where it is larger, as its metric says to Keras's own callbacks."""
+        log = str(self.monitor)
+        if log == "loss" or log.endswith("_loss"):  # of one of several outputs too
+            return False
+        asked: Any = keras.callbacks.EarlyStopping(log)
+        asked.set_model(self._trained())
+        try:
+            asked.on_epoch_end(0, {log: 0.0})
+        except ValueError as error:
+            raise FlowError(
+                f"Checkpoint(monitor={log!r}, mode='auto'): no metric of Keras of this name says whether more or less "
+                "of it is better; give mode='max' or mode='min'"
+            ) from error
+        return bool(asked.monitor_op(1.0, 0.0))
 
     def _save(self, epoch: int, batch: int, epoch_states: Mapping[str, Any], now: bool = False) -> None:
         model, self._unsaved = self._trained(), None

@@ -119,14 +119,16 @@ def test_what_a_program_adds_is_read_as_json_has_it(tmp_path: Path) -> None:
     assert kf.checkpoint.load(tmp_path, model).extra["names"] == {str(number): name for number, name in names.items()}
 
 
-def _fit(folder: Path, epochs: int, after_batch: Any = None, rate: float = 0.1, **settings: Any) -> Any:
+def _fit(
+    folder: Path, epochs: int, after_batch: Any = None, rate: float = 0.1, fit: Any = None, **settings: Any
+) -> Any:
     callback = kf.callbacks.Checkpoint(folder, save_on_signal=(), asynchronous=False, **settings)
     x = np.eye(4, dtype="float32")
     with kf.DataParallel().scope():
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4, kernel_initializer="ones")])
         model.compile(keras.optimizers.SGD(rate), "mse", metrics=[keras.metrics.F1Score()])
     other = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: after_batch and after_batch(callback))
-    model.fit(x, x, batch_size=2, epochs=epochs, shuffle=False, callbacks=[callback, other], verbose=0)
+    model.fit(x, x, batch_size=2, epochs=epochs, shuffle=False, callbacks=[callback, other], verbose=0, **(fit or {}))
     return model
 
 
@@ -143,6 +145,38 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     assert manifest.steps(tmp_path)[0] == 2 and len(manifest.steps(tmp_path)) == 2
     model = _fit(tmp_path, 4, rate=-0.1, **settings)
     assert manifest.steps(tmp_path)[0] == 2
+
+
+def test_a_metric_says_whether_more_of_it_is_better(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, "sigmoid")])
+    own = keras.metrics.MeanMetricWrapper(lambda y, found: y - found, "own")
+    model.compile(loss="mse", metrics=[keras.metrics.Precision(name="p"), "mae", own])
+    model.evaluate(np.ones((2, 1)), np.ones((2, 1)), verbose=0)
+
+    def saved(log: str, values: list[float], mode: str = "auto") -> list[bool]:
+        callback = kf.callbacks.Checkpoint(tmp_path, monitor=log, mode=mode, save_best_only=True, save_on_signal=())
+        callback.set_model(model)
+        return [callback._is_best(epoch, {log: value}) for epoch, value in enumerate(values)]
+
+    nan = float("nan")
+    assert saved("val_p", [nan, 0.3, 0.2, nan, 0.4]) == [False, True, False, False, True]
+    assert saved("mae", [0.3, 0.2, 0.4]) == saved("out_loss", [0.3, 0.2, 0.4]) == [True, True, False]
+    assert saved("own", [0.3, 0.2, 0.4], "max") == [True, False, True]
+    with pytest.raises(FlowError, match=r"give mode='max' or mode='min'"):
+        saved("own", [0.3])
+
+
+def test_epochs_without_validation_are_not_saved(tmp_path: Path) -> None:
+    x, settings = np.eye(4, dtype="float32"), {"monitor": "val_loss", "save_best_only": True}
+    validation = {"validation_data": (x, x), "validation_freq": 2}
+    with pytest.warns(kf.errors.FlowWarning, match="epoch 0 has no such log"):
+        _fit(tmp_path, 4, fit=validation, **settings)
+    assert manifest.steps(tmp_path) == [4, 8]
+    with (
+        pytest.warns(kf.errors.FlowWarning, match="epoch 0 has no such log"),
+        pytest.raises(FlowError, match="no epoch had such a log"),
+    ):
+        _fit(tmp_path / "none", 2, **settings)
 
 
 def test_logs_may_be_arrays_and_a_fit_after_one_that_went_on_begins_anew(tmp_path: Path) -> None:
