@@ -319,12 +319,13 @@ class PipelineParallel(ExplainedDistribution):
         return pipeline if owner is self and of_graph is stock_graph(model) else None
 
     def _cut(self, model: keras.Model) -> StagedModel:
-        found = self._cut_before(model)
-        if found is not None:
-            return found
-        if model.__dict__.get(_PIPELINE, (None,))[0] is self:  # it was cut before it was changed
-            for layer in model._flatten_layers():
-                self._ranks_of_layer.pop(layer, None)
+        """Return the model's stages, and note where its layers are now: other models may call them in other stages."""
+        pipeline = self._cut_before(model) or self._cut_anew(model)
+        for stage in reversed(pipeline.stages):  # of a layer of several stages it is the first
+            self._ranks_of_layer.update(dict.fromkeys(stage.inner_layers, stage.all_ranks))
+        return pipeline
+
+    def _cut_anew(self, model: keras.Model) -> StagedModel:
         calls = graph.of(model, self.blocks_of(model))
         schedule = self.schedule
         ranks = [self._ranks_of_stage(stage) for stage in range(schedule.stages)]
@@ -352,9 +353,6 @@ class PipelineParallel(ExplainedDistribution):
                     here if lane.ranks == here.placement.ranks else self._split_part(lane, stage.holders)
                     for lane in of_stage
                 )
-            for layer in stage.layers:
-                for inner in layer._flatten_layers():
-                    self._ranks_of_layer.setdefault(inner, each)
         pipeline = self._staged(model, calls, made, schedule, self._repeats_stages)
         # with the model: what is kept here, and refers to it, would keep it as long as this distribution
         object.__setattr__(model, _PIPELINE, (self, stock_graph(model), pipeline))

@@ -183,6 +183,35 @@ def test_a_model_that_is_laid_otherwise_and_an_optimizer_that_changes(engine: st
     assert on_ranks(engine)(_laid_otherwise, "1f1b") == []
 
 
+def _shared(way: str) -> list[str]:
+    import keras
+
+    from tests.pipelines import models
+
+    found = []
+    for distribution in models.one_device_and(way):
+        given: dict[str, Any] = {"batch_size": 13, "shuffle": False, "verbose": 0}
+        numbers: list[Any] = []
+        with distribution.scope():
+            # the small layers are one stage of the whole, and several of what ends with them
+            layers = [keras.layers.Dense(width, activation="tanh") for width in (4, 4, 4, 4, 16, 16, 16, 3)]
+            model = keras.Sequential([keras.Input((5,)), *layers])
+            every = [keras.Model(model.inputs, keras.layers.Dense(3)(layers[number].output)) for number in (2, 3)]
+            for each in (*every, model):
+                each.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+            for each in (*every, model, *every):
+                numbers.append(each.fit(models.X, models.Y, **given).history["loss"])
+        found.append({"numbers": numbers, "weights": [each.get_weights() for each in (*every, model)]})
+    one, other = found
+    return [key for key, value in one.items() if models.distance(value, other[key]) > 2e-5]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_models_that_call_a_layer_in_other_stages(engine: str, on_ranks: Any) -> None:
+    """Its weights are where the model that is used calls it: on torch another rank has no memory for them."""
+    assert on_ranks(engine)(_shared, "1f1b") == []
+
+
 def _with_a_scalar(folder: str) -> list[float]:
     import keras
     import numpy as np
