@@ -316,6 +316,57 @@ def batch_normalization() -> None:
     np.testing.assert_array_equal(weight, np.zeros(2))
 
 
+def layer_norm() -> None:
+    """Over all dims from one on, with gamma and beta along the last one, or along all of these; in either view."""
+    x = np.random.default_rng(5).normal(2.0, 3.0, (ROWS, 2, 3)).astype("float32")
+    gamma, beta = np.array([1.0, 2.0, 3.0], "float32"), np.array([0.5, 0.0, -0.5], "float32")
+
+    def norms(x: Any) -> list:
+        scaled = flow.layers.layer_norm(x, name="scaled")
+        return [scaled, flow.layers.layer_norm(x, begin_norm_axis=1, begin_params_axis=1, epsilon=1e-3, name="all")]
+
+    for mirrored in (False, True):
+        begin()
+        config = flow.function_config()
+        if mirrored:
+            config.default_logical_view(flow.scope.mirrored_view())
+
+        @flow.global_function("predict", config)
+        def job(
+            x: (tp.ListNumpy if mirrored else tp.Numpy).Placeholder((ROWS // 4 + 1 if mirrored else ROWS, 2, 3)),
+        ) -> tp.Bundle[list]:
+            return norms(x)
+
+        flow.load_variables({"scaled/gamma": gamma, "scaled/beta": beta})
+        found = job(np.array_split(x, 4) if mirrored else x)
+        for parts, epsilon, factor, offset in zip(found, [1e-5, 1e-3], [gamma, 1.0], [beta, 0.0], strict=True):
+            values = np.concatenate(parts) if mirrored else parts
+            wanted = (x - x.mean((1, 2), keepdims=True)) / np.sqrt(x.var((1, 2), keepdims=True) + epsilon)
+            np.testing.assert_allclose(values, wanted * factor + offset, atol=1e-5)
+        shapes = {name: value.shape for name, value in flow.get_all_variables().items()}
+        assert shapes == {"scaled/gamma": (3,), "scaled/beta": (3,), "all/gamma": (2, 3), "all/beta": (2, 3)}
+
+
+def another_session() -> None:
+    """A job has the variables of the session in which it is called; a value that is refused is not kept."""
+    begin()
+
+    @flow.global_function()
+    def job(x: tp.Numpy.Placeholder((4, 3))) -> tp.Numpy:
+        return flow.layers.dense(x, 1, name="out")
+
+    x, ones = np.ones((4, 3), "float32"), np.ones((3, 1), "float32")
+    job(x)
+    with pytest.raises(kf.FlowError, match="has the shape"):
+        flow.load_variables({"out/kernel": np.ones((5, 5)), "out/bias": np.ones(1)})
+    flow.load_variables({"out/kernel": ones})
+    assert job(x)[:, 0].tolist() == [3.0] * 4
+    flow.clear_default_session()
+    flow.load_variables({"out/kernel": 2 * ones})
+    assert job(x)[:, 0].tolist() == [6.0] * 4
+    assert sorted(flow.get_all_variables()) == ["out/bias", "out/kernel"]
+
+
 def micro_batches() -> None:
     """`flow.unpack` in a job with stages: three micro-batches, and the numbers of the whole batch."""
     begin()
@@ -400,6 +451,10 @@ def bad_input() -> None:
         (
             lambda: train_job(lambda x: mlp(x, split=True), mirrored=4)([x[:2]] * 4, [y[:2]] * 4),
             "need flow.scope.consis",
+        ),
+        (
+            lambda: train_job(lambda x: flow.layers.layer_norm(x, begin_norm_axis=2))(x, y),
+            "begin_norm_axis=2 and begin_params_axis=-1 of inputs (13, 1, 6, 6); legal are one dim for both",
         ),
         (lambda: flow.layers.dense(x, 3), "an operation of flow is part of a job"),
         (lambda: flow.config.cpu_device_num(2), "came after the first job: the session has 4 ranks already"),
@@ -522,6 +577,8 @@ def small() -> None:
     mirrored_mlp()
     hybrid_mlp()
     pipelined_lenet()
+    layer_norm()
+    another_session()
 
 
 def large() -> None:

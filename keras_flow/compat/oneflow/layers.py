@@ -111,9 +111,48 @@ def batch_normalization(
     return apply(_by_name(keras.layers.BatchNormalization, name, given, training=is_training), inputs)
 
 
-def layer_norm(inputs: Blob, *, name: str = "LayerNorm", epsilon: float = 1e-5, **options: Any) -> Blob:
-    """`keras.layers.LayerNormalization` over the last dim."""
-    return apply(_by_name(keras.layers.LayerNormalization, name, {"epsilon": epsilon, **options}), inputs)
+def layer_norm(
+    inputs: Blob,
+    center: bool = True,
+    scale: bool = True,
+    trainable: bool = True,
+    begin_norm_axis: int = 1,
+    begin_params_axis: int = -1,
+    epsilon: float = 1e-5,
+    name: str = "LayerNorm",
+    **options: Any,
+) -> Blob:
+    """`keras.layers.LayerNormalization` over all dims from one on; with the defaults `GroupNormalization` of one group.
+
+    Args:
+        inputs: [rows, ...].
+        center: whether an offset, beta, is added.
+        scale: whether values are multiplied by a scale, gamma.
+        trainable: whether train jobs update these.
+        begin_norm_axis: the first of the dims over which values are normalized.
+        begin_params_axis: the first of the dims along which gamma and beta are.
+        epsilon: what is added to the variance.
+        name: the name by which jobs share the layer.
+        options: of Keras's layer: `gamma_initializer` ...
+
+    Raises:
+        FlowError: Keras has no layer for these dims.
+    """
+    ndim = len(value_of(inputs, "layers.layer_norm").shape)
+    # counted from 0
+    norm, params = (first + ndim if first < 0 else first for first in (begin_norm_axis, begin_params_axis))
+    given = {"center": center, "scale": scale, "trainable": trainable, "epsilon": epsilon, **options}
+    if 0 < norm == params < ndim:
+        layer = _by_name(keras.layers.LayerNormalization, name, {"axis": list(range(norm, ndim)), **given})
+    elif (norm, params) == (1, ndim - 1):  # a group of all channels: each channel has its gamma
+        layer = _by_name(keras.layers.GroupNormalization, name, {"groups": 1, **given})
+    else:
+        raise FlowError(
+            f"flow.layers.layer_norm {name!r}: begin_norm_axis={begin_norm_axis} and "
+            f"begin_params_axis={begin_params_axis} of inputs {inputs.shape}; legal are one dim for both, from 1 to "
+            f"{ndim - 1}, or begin_norm_axis=1 with begin_params_axis=-1"
+        )
+    return apply(layer, inputs)
 
 
 layers = Names("layers", dense=dense, conv2d=conv2d, batch_normalization=batch_normalization, layer_norm=layer_norm)
