@@ -110,6 +110,7 @@ class GlobalFunction:
         #: rows of a batch -> the model, its results' structure, and what is called with which values
         self._models: dict[int, tuple[JobModel, list[Blob], Any, list[Callable[[Any], object]]]] = {}
         self._need = Need()
+        self._session = session.number()
 
     def _placeholder(self, name: str) -> tp.Placeholder:
         found = self._signature.parameters[name].annotation
@@ -154,6 +155,9 @@ class GlobalFunction:
             if other != rows:
                 raise FlowError(f"job {self.name!r}: argument {first!r} has {rows} rows, {name!r} has {other}")
         arrays = {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in lists.items()}
+        if self._session != session.number():  # its models have the variables of a session that is forgotten
+            self._models.clear()
+            self._need, self._session = Need(), session.number()
         if sum(rows) not in self._models:
             self._models[sum(rows)] = self._traced(sum(rows))
         model, outputs, structure, handlers = self._models[sum(rows)]

@@ -17,13 +17,17 @@ from keras_flow.runtime.init import init
 
 @dataclass
 class Said:
-    """The devices by type, the machines and the port that a program has named; and the ranks, once they are there."""
+    """The devices by type, the machines and the port that a program has named; and the ranks, once they are there.
+
+    `number` counts sessions: jobs that were traced in an earlier one are traced again.
+    """
 
     devices: dict[str, int] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
     machine_num: int | None = None
     port: int | None = None
     world: World | None = None
+    number: int = 0
 
 
 _said = Said()
@@ -118,10 +122,15 @@ def _is_here(address: str) -> bool:
     return True
 
 
+def number() -> int:
+    """How many sessions there were before this one."""
+    return _said.number
+
+
 def forget() -> None:
     """Forget what was said; ranks that have started stay."""
     global _said
-    _said = Said()
+    _said = Said(number=_said.number + 1)
 
 
 def _nothing(*_: object) -> None:

@@ -148,7 +148,11 @@ def load_variables(value_dict: Mapping[str, Any], ignore_mismatch: bool = True) 
     held = Variables().variables
     if not ignore_mismatch and (unknown := sorted(set(value_dict) - {each.path for each in held})):
         raise FlowError(f"flow.load_variables: no variables {unknown}; there are {[each.path for each in held]}")
-    _loaded.update({name: np.asarray(value) for name, value in value_dict.items()})
+    given = {name: np.asarray(value) for name, value in value_dict.items()}
+    for variable in held:  # before any is kept: one that is refused is not there for the next call
+        if variable.path in given:
+            _check_shape(variable, given[variable.path])
+    _loaded.update(given)
     _fill(held)
 
 
@@ -157,14 +161,18 @@ def _fill(variables: Sequence[keras.Variable]) -> None:
         value = _loaded.get(variable.path)
         if value is None:
             continue
-        if value.shape != tuple(variable.shape):
-            raise FlowError(
-                f"variable {variable.path!r} has the shape {tuple(variable.shape)}, its loaded value {value.shape}; "
-                "kernels have the order of dims of Keras: [features, units]"
-            )
+        _check_shape(variable, value)
         variable.assign(value)
         if not tracing.is_inside():  # a trace may begin again
             del _loaded[variable.path]
+
+
+def _check_shape(variable: keras.Variable, value: np.ndarray) -> None:
+    if value.shape != tuple(variable.shape):
+        raise FlowError(
+            f"variable {variable.path!r} has the shape {tuple(variable.shape)}, its loaded value {value.shape}; "
+            "kernels have the order of dims of Keras: [features, units]"
+        )
 
 
 def _save(path: str | os.PathLike[str]) -> None:
