@@ -26,6 +26,7 @@ from keras_flow.backends.tensorflow.operators.graph_operations import whole_oper
 from keras_flow.backends.tensorflow.recovery import root_cause
 from keras_flow.backends.tensorflow.traced_step import Trace, WholeOperations, compiled, tracing
 from keras_flow.backends.tensorflow.whole_step import WholeStep
+from keras_flow.current import loops
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import Trainer, compute_output_spec
 from keras_flow.current.models import distribution_of_functions, is_built
@@ -86,7 +87,7 @@ class Steps:
 
         Args:
             data: a batch of host values or plain tensors.
-            source: the iterator it came from; its first batch decides whether the batch size divides.
+            source: the iterator that it came from, or the loop; its first batch decides whether the batch size divides.
         """
         # variables are made eagerly: inside a trace they would be tensors of a graph that is dropped
         if self.step == self.model.predict_step:
@@ -95,17 +96,18 @@ class Steps:
             build(self.model, data)
         if self.model.run_eagerly and self._on_one_device is None:
             self._leave_mesh_for_variables()
-        # given up for this model before: no new try for each batch
-        if self._on_one_device is not None:
-            return self._on_one_device(gathered(data, self.distribution))
-        batch = put_batch(data, self.distribution, self.model)
         # a new epoch, or other data: its first batch has the batch size, later ones may be the rest
         is_first = source is not None and self._source.begins(source)
         if is_first:
             self._watch.restart(getattr(source, "batches", None))
         if source is not None:
             self._watch.see(data)
-        if is_first and batch.rows is not None:
+        # given up for this model before: no new try for each batch
+        if self._on_one_device is not None:
+            return self._on_one_device(gathered(data, self.distribution))
+        batch = put_batch(data, self.distribution, self.model)
+        # a prediction of a few rows is no choice of a batch size
+        if is_first and batch.rows is not None and self.step != self.model.predict_step:
             self.distribution.uneven_notice.see(batch.rows, self.distribution.num_model_replicas)
         return self._run(batch, data)
 
@@ -236,13 +238,19 @@ def make_predict_function(
         return
     _refuse_jit(model)
     # one for each loop, which holds its compiled programs
-    steps = Steps(model, model.predict_step, distribution)
+    model.predict_function = predicted(Steps(model, model.predict_step, distribution))
+
+
+def predicted(steps: Callable[..., object]) -> Callable[[list], object]:
+    """Return a function that runs a step on each of some batches, and joins their outputs."""
 
     def function(batches: list) -> object:
-        outputs = [steps(data) for data in batches]
+        # Keras hands over batches without their iterator; each loop is another source
+        source = next(iter(loops.running()[-1:]), None)
+        outputs = [steps(data, source) for data in batches]
         return outputs[0] if len(outputs) == 1 else tree.map_structure(_joined, *outputs)
 
-    model.predict_function = function
+    return function
 
 
 def _joined(*parts: tf.Tensor) -> tf.Tensor:

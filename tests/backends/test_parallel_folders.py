@@ -226,9 +226,10 @@ NAMES = {
         "step_state": "JAX ends the process where a step overwrites one array twice",
         "make_function": "JAX jits Keras's own step function",
         "LoopSource": "an iterator of tf.data has threads, which end with it",
-        "Steps MOST_TRACES in_turn functions_by_dtensor make_predict_function build build_for_prediction compile": (
+        "Steps MOST_TRACES functions_by_dtensor make_predict_function build build_for_prediction compile": (
             "a graph for each shape of batch"
         ),
+        "in_turn predicted": "a function of Keras's may run several steps",
         "hold_consistent": "weights of data parallel are plain tensors, and DTensors where a model generates",
         "new_source retrack": "a step runs eagerly, on parameters of torch's modules",
     },

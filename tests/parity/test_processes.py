@@ -1,6 +1,7 @@
 """Several processes give the numbers of one device: training, callbacks, files, rows that do not divide."""
 
 import functools
+import itertools
 import re
 from pathlib import Path
 
@@ -97,7 +98,9 @@ def test_two_processes_give_the_grids_numbers(backend: str, layout: str, half: i
     assert len(found) >= len(chosen) - 1
 
 
+METHODS = ("predict", "evaluate", "fit", "train_on_batch", "test_on_batch", "predict_on_batch")
 OTHER_DATA = """
+import sys
 import numpy as np
 import keras_flow as kf
 kf.init()
@@ -105,9 +108,19 @@ import keras
 keras.utils.set_random_seed(0)
 own = np.random.default_rng(kf.env.process_index())  # a seed of its own
 x, y = own.standard_normal((32, 4)).astype("float32"), np.zeros((32, 1), "float32")
+for strategy in sys.argv[1:]:
+    with kf.DataParallel(strategy=None if strategy == "default" else strategy).scope():
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        for name, given in {
+            "predict": (x, 8), "evaluate": (x, y, 8), "fit": (x, y, 8),
+            "train_on_batch": (x, y), "test_on_batch": (x, y), "predict_on_batch": (x,),
+        }.items():
+            try:
+                getattr(model, name)(*given)
+            except kf.FlowError as error:
+                print("SAID", strategy, name, error, flush=True)
 with kf.DataParallel().scope():
-    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
     model.fit(x, y, batch_size=8, verbose=0)
 """
 
@@ -116,10 +129,14 @@ with kf.DataParallel().scope():
 def test_processes_that_read_other_data(backend: str, tmp_path: Path) -> None:
     """torch's are among its own tests."""
     script = programs.write(tmp_path, OTHER_DATA)
-    command = ["-m", "keras_flow.launch", "--nproc_per_node", "2", str(script)]
-    code, _, err = programs.finish(programs.start(command, backend), 100)
+    strategies = ("default", "mirrored") if backend == "tensorflow" else ("default",)
+    command = ["-m", "keras_flow.launch", "--nproc_per_node", "2", str(script), *strategies]
+    code, out, err = programs.finish(programs.start(command, backend), 100)
     assert code == 1
-    assert "the ranks are fed different batches: input 'x' of batch 0 differs on rank 1 from rank 0" in err
+    different = "the ranks are fed different batches: input 'x' of batch 0 differs on rank 1 from rank 0"
+    assert different in err
+    for strategy, name in itertools.product(strategies, METHODS):
+        assert f"SAID {strategy} {name} {different}" in out, (strategy, name)
     assert "float32 of shape [8, 4]" in err
 
 

@@ -11,6 +11,7 @@ from keras import tree
 
 from keras_flow.backends import states
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.reading.batch_watch import BatchWatch
 from keras_flow.backends.row_wise import own_code, row_interaction, row_operations, row_sums
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import host_device
@@ -18,7 +19,14 @@ from keras_flow.backends.tensorflow.mirrored.replica_math import ReplicaRows, ro
 from keras_flow.backends.tensorflow.mirrored.strategy import is_mirrored, shards, strategy_of
 from keras_flow.backends.tensorflow.processes import joined
 from keras_flow.backends.tensorflow.traced_step import compiled
-from keras_flow.backends.tensorflow.trainer import MOST_TRACES, LoopSource, build, build_for_prediction, in_turn
+from keras_flow.backends.tensorflow.trainer import (
+    MOST_TRACES,
+    LoopSource,
+    build,
+    build_for_prediction,
+    in_turn,
+    predicted,
+)
 from keras_flow.current.distribution import Distribution, as_under
 from keras_flow.current.models import distribution_of_functions
 from keras_flow.errors import FlowError
@@ -44,11 +52,14 @@ class MirroredSteps:
         self._functions: dict[object, Callable] = {}
         self._compared = 0
         self._source = LoopSource()
+        self._watch = BatchWatch()
 
     def __call__(self, data: object, source: object = None) -> object:
-        """Run one step on host data, which came from `source`; the results are logical tensors."""
+        """Run one step on host data, which came from `source` (an iterator, a loop); results are logical tensors."""
         if source is None or self._source.begins(source):
             own_code.look_at_classes()
+            self._watch.restart(None)
+        self._watch.see(data)
         _refuse_what_mixes_rows(self.model)
         (build_for_prediction if self.joined else build)(self.model, data)
         if not self.joined:
@@ -210,10 +221,4 @@ def make_predict_function(
     """Hook on `TensorFlowTrainer.make_predict_function`: steps of replicas."""
     if model.predict_function is not None and not force:
         return
-    steps = MirroredSteps(model, model.predict_step, distribution, joined=True)
-
-    def function(batches: list) -> object:
-        outputs = [steps(data) for data in batches]
-        return outputs[0] if len(outputs) == 1 else tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
-
-    model.predict_function = function
+    model.predict_function = predicted(MirroredSteps(model, model.predict_step, distribution, joined=True))

@@ -103,3 +103,39 @@ def test_a_forked_process_computes_on_one_device(on_ranks) -> None:
                 child.kill()
 
     assert on_ranks("tensorflow")(program) == [3.0, 1.0]
+
+
+@sampling.one_in(2)
+def test_steps_on_one_device_are_numbered_and_compared(on_ranks) -> None:
+    def program() -> list[int]:
+        from unittest import mock
+
+        import keras
+        import numpy as np
+        import tensorflow as tf
+
+        import keras_flow as kf
+        from keras_flow.backends.reading.batch_watch import BatchWatch
+
+        class Counting(keras.layers.Layer):
+            """Changes a variable of TensorFlow's own."""
+
+            def __init__(self):
+                super().__init__()
+                self.calls = tf.Variable(0)
+
+            def call(self, x: tf.Tensor) -> tf.Tensor:
+                self.calls.assign_add(1)
+                return x
+
+        x = np.ones((32, 4), "float32")
+        with kf.DataParallel().scope(), mock.patch.object(BatchWatch, "see", autospec=True) as see:
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4), Counting()])
+            model.compile("sgd", "mse", run_eagerly=True)
+            counts = []
+            for act in (model.fit, model.evaluate, lambda x, *_, **given: model.predict(x, **given)):
+                act(x, x, batch_size=8, verbose=0)
+                counts.append(see.call_count)
+        return counts
+
+    assert on_ranks("tensorflow")(program) == [4, 8, 12]
