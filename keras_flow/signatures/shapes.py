@@ -121,9 +121,12 @@ def _along(call: OperatorCall) -> Iterator[Signature]:
 def _repeat(call: OperatorCall) -> Iterator[Signature]:
     before, after = call.inputs[0], call.outputs[0]
     first = len(after) - len(before)
+    # counts of its own for each element may keep the length, and move elements from one rank's part to another's
+    has_counts = call.name == "repeat" and not isinstance(call.option("repeats"), int)
+    counted = axes_of(call, len(before)) if has_counts else ()
     if call.name == "tile" or call.option("axis") is not None:
         for dim, length in enumerate(before):
-            if after[dim + first] == length:
+            if after[dim + first] == length and dim not in counted:
                 yield Signature((S(dim),), (S(dim + first),))
     yield Signature((P,), (P,))
 
