@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import hmac
+import math
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -119,13 +120,35 @@ def _sealed(value: object) -> bytes:
     return hmac.digest(secret, data, "sha256") + data
 
 
+class _Floats(ast.NodeTransformer):
+    """Makes numbers of `inf` and `nan`, which Python writes for floats and reads as names."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(float(node.id)) if node.id in ("inf", "nan") else node
+
+
+def _read(text: str) -> Any:
+    """The value of a literal."""
+    return ast.literal_eval(_Floats().visit(ast.parse(text, mode="eval")))
+
+
 def _is_literal(text: str, value: object) -> bool:
-    """Whether Python reads a text as this value; it does not read an array, a NaN or an object of one's own."""
+    """Whether a text is read as this value; that of an array or of an object of one's own is not."""
     try:
-        found = ast.literal_eval(text)
+        return _is_same(_read(text), value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
-    return type(found) is type(value) and found == value
+
+
+def _is_same(found: Any, value: Any) -> bool:
+    """Whether two literals are equal; a NaN, which does not equal itself, is the same as a NaN."""
+    if type(found) is not type(value):
+        return False
+    if isinstance(found, dict):
+        found, value = [*found, *found.values()], [*value, *value.values()]
+    if isinstance(found, (list, tuple)):
+        return len(found) == len(value) and all(map(_is_same, found, value))
+    return found == value or (isinstance(found, float) and math.isnan(found) and math.isnan(value))
 
 
 def _opened(sealed: bytes) -> Any:
@@ -137,7 +160,7 @@ def _opened(sealed: bytes) -> Any:
             "processes of the job"
         )
     if secret is None and hmac.compare_digest(signature, _UNSIGNED):
-        return ast.literal_eval(data.decode())
+        return _read(data.decode())
     if secret is None or not hmac.compare_digest(signature, hmac.digest(secret, data, "sha256")):
         raise FlowError(
             f"kf.comm: an object came that no process of this job has signed; is {settings.TOKEN} the same in all?"

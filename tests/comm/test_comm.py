@@ -165,10 +165,30 @@ def test_an_object_that_nobody_of_the_job_signed_is_not_opened(monkeypatch: pyte
 
 def test_without_a_secret_only_literals_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KERAS_FLOW_TOKEN", raising=False)
-    for value in (3, -0.5, "ü", b"\x00", None, True, (1, [2.0]), {"epoch": 3, 4: {5, 6}}):
+    for value in (
+        3,
+        -0.5,
+        "ü",
+        b"\x00",
+        None,
+        True,
+        (1, [2.0]),
+        {"epoch": 3, 4: {5, 6}},
+        float("-inf"),
+        {"inf": (float("inf"), "-inf")},
+    ):
         found = objects._opened(objects._sealed(value))
         assert found == value and type(found) is type(value)
-    for value in (np.ones(2), np.float32(1), float("nan"), [Path()], lambda: 0, {"a": np.float64(2)}):
+    found = objects._opened(objects._sealed({"nan": [float("nan"), float("inf")]}))
+    assert repr(found) == "{'nan': [nan, inf]}"
+    for value in (
+        np.ones(2),
+        np.float32(1),
+        [type("Inf", (), {"__repr__": lambda self: "inf"})()],
+        [Path()],
+        lambda: 0,
+        {"a": np.float64(2)},
+    ):
         with pytest.raises(kf.FlowError, match=r"is no number, text, .*: start the job with keras-flow launch"):
             objects._opened(objects._sealed(value))
     plain = objects._sealed("text")
