@@ -2,6 +2,7 @@
 
 An all-reduce and an all-gather of equal shards are torch's own. Everything else is one `all_to_all_single` of packed
 pieces for each phase, which on gloo takes uneven and empty pieces too (its list forms do not; DTensor gathers instead).
+Pieces travel as bytes, since gloo does not know every dtype; what it cannot add up is added here.
 
 A *recipe* is a step prepared for this rank: which regions it packs for whom, and where it puts what it receives. It is
 worked out once for a plan and kept, so that a run only copies, sends and adds.
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from keras_flow.backends.torch import simulated
+from keras_flow.backends.torch.collectives import REDUCED, as_bytes
 from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.layouts import group
 from keras_flow.boxing.blocks import local_slices
@@ -33,6 +35,7 @@ from keras_flow.sbp import Split
 
 #: where the elements of a piece are in a shard: a region of it, and start and stop in the flat region
 Region = tuple[tuple[slice, ...], int, int]
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def redistribute(plan: BoxingPlan, shards: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -115,7 +118,10 @@ class _Recipe:
         if self.communicates:
             out = torch.cat(packed) if packed else torch.empty(0, dtype=like.dtype, device=like.device)
             arrived = torch.empty(sum(phase.counts_in), dtype=like.dtype, device=like.device)
-            dist.all_to_all_single(arrived, out, list(phase.counts_in), list(phase.counts_out), group=here)
+            incoming, outgoing = (
+                [count * like.itemsize for count in each] for each in (phase.counts_in, phase.counts_out)
+            )
+            dist.all_to_all_single(as_bytes(arrived), as_bytes(out), incoming, outgoing, group=here)
         else:
             arrived = torch.empty(0, dtype=like.dtype, device=like.device)
         for (_, _, region, first), values in zip(phase.keeps, kept, strict=True):
@@ -129,7 +135,11 @@ class _Recipe:
     def _all_gather(self, shard: torch.Tensor, here) -> torch.Tensor:
         """Along one axis: the shards of the group, joined along the dim that it splits."""
         flat = torch.empty((len(self.members), *shard.shape), dtype=shard.dtype, device=shard.device)
-        dist.all_gather_single(flat, shard.contiguous().unsqueeze(0), group=here)
+        is_known = shard.dtype in REDUCED
+        given = shard.contiguous()
+        dist.all_gather_single(
+            flat if is_known else as_bytes(flat), given.unsqueeze(0) if is_known else as_bytes(given), group=here
+        )
         source = self.step.exchange.source
         (dim,) = (
             part.dim
@@ -155,12 +165,21 @@ def _write(buffer: torch.Tensor, region: Region, values: torch.Tensor, first: bo
     view = buffer[slices]
     if start == 0 and stop == view.numel():
         values = values.reshape(view.shape)
-        view.copy_(values) if first else view.add_(values)
+        view.copy_(values) if first else _added_to(view, values)
         return
     flat = view.reshape(-1)  # a range of a region; a copy of it where the region is not contiguous
-    flat[start:stop] = values if first else flat[start:stop] + values
+    if first:
+        flat[start:stop] = values
+    else:
+        _added_to(flat[start:stop], values)
     if not view.is_contiguous():
         view.copy_(flat.reshape(view.shape))
+
+
+def _added_to(view: torch.Tensor, values: torch.Tensor) -> None:
+    """Add values in place; unsigned numbers, which torch does not add, as the signed ones of the same bits."""
+    signed = _SIGNED.get(view.dtype, view.dtype)
+    view.view(signed).add_(values.view(signed))
 
 
 @functools.lru_cache(maxsize=256)
@@ -172,7 +191,8 @@ def _recipes(plan: BoxingPlan, rank: int) -> tuple[_Recipe, ...]:
         communicates = _communicates(step, plan.ranks)
         # along an axis of one rank, or of a tensor without elements, there is nothing to send, and no group for it
         # torch's own collectives are faster than an exchange where shards are equal
-        has_native = step.kind == "all_reduce" or (step.kind == "all_gather" and source.divides)
+        is_added = step.kind == "all_reduce" and getattr(torch, plan.dtype) in REDUCED
+        has_native = is_added or (step.kind == "all_gather" and source.divides)
         native = step.kind if communicates and has_native else None
         target_shape = target.local_shape(rank) if target.placement.contains(rank) else None
         written: set[Piece] = set()

@@ -47,7 +47,7 @@ def exchange(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], counts:
     me, value, table = ranks.index(rank), values[rank], counts.table
     outgoing = [count * value.itemsize for count in table[me]]
     incoming = [row[me] * value.itemsize for row in table]
-    data = _bytes(value)
+    data = as_bytes(value)
     arrived = torch.empty(sum(incoming), dtype=torch.uint8, device=value.device)
     # by what both know: a rank's table has not what the other keeps
     if len(ranks) == 2 and not counts.longest[0] and not (table[0][1] and table[1][0]):
@@ -70,7 +70,7 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], count
     if len(set(counts)) > 1:
         copies = torch.cat([value] * len(ranks))
         return exchange(ranks, {rank: copies}, Counts.of([[count] * len(ranks) for count in counts]))
-    data = value.detach().contiguous() if value.dtype in REDUCED else _bytes(value)
+    data = value.detach().contiguous() if value.dtype in REDUCED else as_bytes(value)
     joined = data.new_empty(data.numel() * len(ranks))
     work = dist.all_gather_single(joined, data, group=process_group(ranks), async_op=True) if data.numel() else None
     return _begun(work, lambda: {rank: joined.view(value.dtype)}, data)
@@ -89,7 +89,7 @@ def native(kind: str, ranks: tuple[int, ...], values: Mapping[int, torch.Tensor]
             return None
         work = dist.all_reduce(result, OPS[str(how)], group=process_group(ranks), async_op=True)
     else:
-        work = dist.broadcast(_bytes(result), int(how), group=process_group(ranks), async_op=True)
+        work = dist.broadcast(as_bytes(result), int(how), group=process_group(ranks), async_op=True)
     return _begun(work, lambda: {rank: result})
 
 
@@ -160,7 +160,7 @@ class _WithGradient(torch.autograd.Function):
         return None, None, *ctx.pullback(cotangents)
 
 
-def _bytes(value: torch.Tensor) -> torch.Tensor:
+def as_bytes(value: torch.Tensor) -> torch.Tensor:
     """The memory of an array."""
     flat = value.detach().contiguous().reshape(-1)
     # there is no view of nothing as another dtype

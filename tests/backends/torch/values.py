@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tests.backends.torch.registry import check, on_all_ranks
+from tests.backends.torch.registry import check, on_all_ranks, rank
 
 X = np.random.default_rng(1).normal(size=(8, 8)).astype("float32")
 
@@ -172,3 +172,21 @@ def weights_of_preprocessing_layers_are_trained_as_on_one_device() -> None:
     x = np.random.default_rng(2).normal(size=(8, 32, 1)).astype("float32")
     for found, expected in _updates_under_each_layout(spectrogram, x, 0.01):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+
+
+@check
+def global_tensors_of_dtypes_that_gloo_does_not_know_are_boxed() -> None:
+    import torch
+
+    import keras_flow as kf
+
+    placement = kf.Placement([0, 1, 2, 3])
+    for dtype in ("int16", "uint16", "uint32", "uint64", "complex64", "bool", "float32"):
+        whole = np.arange(40).reshape(8, 5).astype(dtype)
+        parts = kf.to_global(torch.from_numpy(whole[2 * rank() : 2 * rank() + 2].copy()), placement, "S(0)")
+        summed = kf.to_global(torch.from_numpy(whole), placement, "P")
+        for target in ("B", "S(1)", "S(0)"):
+            parts = parts.to_global(sbp=target)
+            np.testing.assert_array_equal(parts.numpy(), whole, err_msg=f"{dtype} {target}")
+            total = summed.to_global(sbp=target).numpy()
+            np.testing.assert_array_equal(total, np.sum([whole] * 4, 0).astype(dtype), err_msg=f"{dtype} P {target}")
