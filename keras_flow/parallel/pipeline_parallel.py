@@ -6,6 +6,7 @@ import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -37,8 +38,21 @@ if TYPE_CHECKING:
 
     from keras_flow.explainer.explanation import Explanation
 
-#: attribute of a model: the distribution that has cut it, and its stages
+#: attribute of a model: its `_Cut`
 _PIPELINE = "_keras_flow_pipeline"
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A model's stages, and of which graph and by which distribution they are cut.
+
+    It is no tuple: Keras loads weights into what the containers among a model's attributes hold. A functional model is
+    its own graph, so that this would never end.
+    """
+
+    distribution: PipelineParallel
+    graph: object
+    pipeline: StagedModel
 
 
 class PipelineParallel(ExplainedDistribution):
@@ -314,9 +328,11 @@ class PipelineParallel(ExplainedDistribution):
     # ---- stages
 
     def _cut_before(self, model: keras.Model) -> StagedModel | None:
-        owner, of_graph, pipeline = model.__dict__.get(_PIPELINE, (None, None, None))
+        found: _Cut | None = model.__dict__.get(_PIPELINE)
+        if found is None or found.distribution is not self:
+            return None
         # a Sequential that was changed has another graph
-        return pipeline if owner is self and of_graph is stock_graph(model) else None
+        return found.pipeline if found.graph is stock_graph(model) else None
 
     def _cut(self, model: keras.Model) -> StagedModel:
         """Return the model's stages, and note where its layers are now: other models may call them in other stages."""
@@ -355,7 +371,7 @@ class PipelineParallel(ExplainedDistribution):
                 )
         pipeline = self._staged(model, calls, made, schedule, self._repeats_stages)
         # with the model: what is kept here, and refers to it, would keep it as long as this distribution
-        object.__setattr__(model, _PIPELINE, (self, stock_graph(model), pipeline))
+        object.__setattr__(model, _PIPELINE, _Cut(self, stock_graph(model), pipeline))
         if self._memory is not None:
             pipeline.look_at_rows = functools.partial(self._keep_within_memory, pipeline, self._memory)
         return pipeline
