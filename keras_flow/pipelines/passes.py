@@ -108,8 +108,7 @@ class Pass:
         self.signature = (batch.signature, training, tuple(bool(stage.trainable) for stage in pipeline.stages))
         self.gradients: dict[int, list[Any]] = {}
         self.losses: list[Any] = []
-        stages = [stage for stage in pipeline.stages if lane.is_own(stage.number)]
-        self.state = {stage.number: lane.values_of(stage, stage.state) for stage in stages}
+        self.state = lane.state_of(pipeline.stages)
         self._begun = dict(self.state)
         self._weights = lane.weights_of(pipeline.stages)
         self._blocks: dict[int, tuple[Any, Any]] = {}
@@ -266,7 +265,8 @@ class Pass:
             for variable, old, new in zip(
                 stage.state, self._begun.get(stage.number, ()), self.state.get(stage.number, ()), strict=False
             ):
-                if new is not old:
+                # frozen weights of several stages stay on the rank that has them
+                if new is not old and id(variable) not in stage.frozen:
                     backend().write(variable, new)
 
 

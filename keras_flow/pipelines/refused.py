@@ -160,12 +160,13 @@ def refuse_shared_state(made: Sequence[Stage]) -> None:
     """Refuse a layer with state that two ranks call: weights may be tied, but who would move its state on?"""
     rank_of: dict[int, int] = {}
     for stage in made:
-        for layer in stage.layers:
-            for variable in layer.non_trainable_variables:
-                first = rank_of.setdefault(id(variable), stage.rank)
-                if first != stage.rank and not variable._trainable:
-                    raise FlowError(
-                        f"layer {layer.path!r} is called on ranks {first} and {stage.rank} and has state that a call "
-                        f"may change ({variable.path}). Weights may be shared by stages, state may not: call it in one "
-                        "stage, or give each its own"
-                    )
+        stage.look_at_variables()
+        for variable in stage.state:
+            first = rank_of.setdefault(id(variable), stage.rank)
+            if first != stage.rank and id(variable) not in stage.frozen:
+                layer = next(each for each in stage.layers if any(own is variable for own in each.variables))
+                raise FlowError(
+                    f"layer {layer.path!r} is called on ranks {first} and {stage.rank} and has state that a call "
+                    f"may change ({variable.path}). Weights may be shared by stages, state may not: call it in one "
+                    "stage, or give each its own"
+                )

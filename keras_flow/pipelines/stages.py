@@ -29,6 +29,7 @@ class Stage:
         sent: keys of those that the next stage gets; of the last stage the model's outputs.
         trainable: weights with gradients that its layers use.
         state: all other variables of its layers.
+        frozen: ids of those in `state` that are weights whose layers do not train now: no call changes them.
         is_repeated: whether layers are computed again in the backward pass: `remat=` names them, or `keras.RematScope`.
         layer: what computes the calls.
         holders: those of its ranks that hold its variables; the others get copies for each pass.
@@ -44,6 +45,7 @@ class Stage:
     sent: tuple[int, ...]
     trainable: list[keras.Variable] = field(default_factory=list)
     state: list[keras.Variable] = field(default_factory=list)
+    frozen: set[int] = field(default_factory=set)
     is_repeated: bool = False
     layer: StageLayer | None = None
     holders: tuple[int, ...] = ()
@@ -85,6 +87,8 @@ class Stage:
         trained = {id(variable) for layer in self.layers for variable in layer.trainable_variables}
         self.trainable = [variable for key, variable in every.items() if key in trained]
         self.state = [variable for key, variable in every.items() if key not in trained]
+        weights = {id(variable) for layer in self.inner_layers for variable in layer._trainable_variables}
+        self.frozen = weights - trained
 
 
 class StageLayer(keras.Layer):

@@ -119,18 +119,28 @@ class Transfers:
 
     def weights_of(self, stages: Sequence[Stage]) -> dict[int, list[Any]]:
         """The values of the trainable weights of this process's stages; of those that another rank has, copies."""
+        return self._values(stages, [stage.trainable for stage in stages], "trained")
+
+    def state_of(self, stages: Sequence[Stage]) -> dict[int, list[Any]]:
+        """The values of the state of this process's stages; of frozen weights that another rank has, copies."""
+        return self._values(stages, [stage.state for stage in stages], "state")
+
+    def _values(
+        self, stages: Sequence[Stage], wanted: Sequence[Sequence[keras.Variable]], kind: str
+    ) -> dict[int, list[Any]]:
         copies: dict[tuple[int, int], Any] = {}
-        for number, (variable, home, users) in enumerate(self._tied(stages)):
+        for number, (variable, home, users) in enumerate(self._tied(wanted)):
             for user in users:
-                value = self.carried([backend().read(variable)] if home in self.own else None, home, user, number)
+                own = [backend().read(variable)] if home in self.own else None
+                value = self.carried(own, home, user, number, (kind, *_told_by(variable)))
                 if value is not None:
                     copies[id(variable), user] = value[0]
         found = {}
-        for stage in stages:
+        for stage, variables in zip(stages, wanted, strict=True):
             if self.is_own(stage.number):
-                keys = [(id(variable), self.rank(stage.number)) for variable in stage.trainable]
-                pairs = zip(stage.trainable, keys, strict=True)
-                own = iter(self.values_of(stage, [variable for variable, key in pairs if key not in copies]))
+                keys = [(id(variable), self.rank(stage.number)) for variable in variables]
+                here = [variable for variable, key in zip(variables, keys, strict=True) if key not in copies]
+                own = iter(self.values_of(stage, here))
                 found[stage.number] = [copies[key] if key in copies else next(own) for key in keys]
         return found
 
@@ -164,18 +174,19 @@ class Transfers:
                     key = (id(variable), self.rank(stage.number))
                     before = found.get(key, (variable, None))[1]
                     found[key] = (variable, backend().add([before], [gradient])[0])
-        tied = self._tied(stages)
+        tied = self._tied([stage.trainable for stage in stages])
         for number, (variable, home, users) in enumerate(tied):
             for user in users:
                 mine = found.pop((id(variable), user), None)
-                value = self.carried(None if mine is None else [mine[1]], user, home, len(tied) + number)
+                given = None if mine is None else [mine[1]]
+                value = self.carried(given, user, home, len(tied) + number, ("gradient", *_told_by(variable)))
                 if value is not None:
                     before = self.on(home, [found[id(variable), home][1]])
                     found[id(variable), home] = (variable, backend().add(before, value)[0])
         self.finish()
         return [(rank, variable, gradient) for (_, rank), (variable, gradient) in found.items()]
 
-    def carried(self, value: list[Any] | None, source: int, to: int, number: int, key: object = None) -> Any:
+    def carried(self, value: list[Any] | None, source: int, to: int, number: int, kind: object) -> Any:
         """Bring tensors of one rank to another.
 
         Args:
@@ -183,12 +194,12 @@ class Transfers:
             source: that rank.
             to: the rank that gets them.
             number: of the message, among those of this kind.
-            key: messages of one key have the same shapes.
+            kind: messages of one number and kind have the same shapes.
 
         Returns:
             What arrived, or None where `to` is of another process.
         """
-        key = key or ("tied", number, source, to)
+        key = ("carried", number, source, to, kind)
         if source in self.own and to in self.own:
             return self.on(to, value)
         if source in self.own:
@@ -198,13 +209,22 @@ class Transfers:
             return backend().receive_tensors((source, to), _FIRST_TIED + number, self._heard, key, split)()
         return None
 
-    def _tied(self, stages: Sequence[Stage]) -> list[tuple[keras.Variable, int, list[int]]]:
-        """Weights of layers that several ranks call: the weight, the rank of the first, and the others."""
+    def _tied(self, wanted: Sequence[Sequence[keras.Variable]]) -> list[tuple[keras.Variable, int, list[int]]]:
+        """Variables of layers that several ranks call: the variable, the rank of the first, and the others.
+
+        Args:
+            wanted: of each stage its variables.
+        """
         ranks: dict[int, tuple[keras.Variable, dict[int, None]]] = {}
-        for stage in stages:
-            for variable in stage.trainable:
-                ranks.setdefault(id(variable), (variable, {}))[1][self.rank(stage.number)] = None
+        for stage, variables in enumerate(wanted):
+            for variable in variables:
+                ranks.setdefault(id(variable), (variable, {}))[1][self.rank(stage)] = None
         return [(variable, *(next(iter(of)), list(of)[1:])) for variable, of in ranks.values() if len(of) > 1]
+
+
+def _told_by(variable: keras.Variable) -> tuple[object, ...]:
+    """What tells a weight from another that takes its number, when layers are frozen or get adapters."""
+    return variable.path, tuple(variable.shape), variable.dtype
 
 
 def _tag(key: Key) -> int:

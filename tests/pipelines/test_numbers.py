@@ -212,6 +212,66 @@ def test_models_that_call_a_layer_in_other_stages(engine: str, on_ranks: Any) ->
     assert on_ranks(engine)(_shared, "1f1b") == []
 
 
+def _tied_and_frozen(way: str) -> list[str]:
+    import keras
+
+    from tests.pipelines import models
+
+    found = []
+    for distribution in models.one_device_and(way):
+        given: dict[str, Any] = {"batch_size": 13, "shuffle": False, "verbose": 0}
+        numbers: list[Any] = []
+        with distribution.scope():
+            model = models.tied_dense()
+            shared = next(layer for layer in model.layers if len(layer._inbound_nodes) == 2)
+            adapters = {"a_initializer": keras.initializers.GlorotUniform(seed=9), "b_initializer": "ones"}
+            changes: dict[str, Any] = {
+                "frozen": lambda: setattr(shared, "trainable", False),  # noqa: B023
+                "trained": lambda: setattr(shared, "trainable", True),  # noqa: B023
+                "frozen again": lambda: setattr(shared, "trainable", False),  # noqa: B023
+                "adapters": lambda: (setattr(shared, "trainable", True), shared.enable_lora(2, **adapters)),  # noqa: B023
+            }
+            for change in changes.values():
+                change()
+                model.compile(keras.optimizers.SGD(0.1), "mse")
+                numbers.append(model.fit(models.X, models.Y, **given).history["loss"])
+                numbers.append(model.predict(models.X, batch_size=13, verbose=0))
+        found.append({"numbers": numbers, "weights": model.get_weights()})
+    one, other = found
+    return [key for key, value in one.items() if models.distance(value, other[key]) > 2e-5]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_layer_of_several_stages_that_is_frozen(engine: str, on_ranks: Any) -> None:
+    """Before the first step, after it, and by adapters: the other ranks get copies, as of weights that are trained."""
+    assert on_ranks(engine)(_tied_and_frozen, "1f1b") == []
+
+
+def _loaded(folder: str) -> list[float]:
+    import keras
+
+    import keras_flow as kf
+    from tests.pipelines import models
+
+    given: dict[str, Any] = {"batch_size": 13, "shuffle": False, "verbose": 0}
+    with models.pipeline("1f1b").scope():
+        model = models.skips()
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(models.X, models.Y, **given)
+        model.save_weights(f"{folder}/of.weights.h5")
+        kf.comm.barrier()
+        before = model.get_weights()
+        model.fit(models.X, models.Y, **given)
+        model.load_weights(f"{folder}/of.weights.h5")
+    return models.distance(before, model.get_weights())
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+def test_a_functional_model_is_loaded_after_a_step(engine: str, on_ranks: Any, tmp_path: Any) -> None:
+    """Keras loads what the model's attributes hold: its stages are none of it."""
+    assert on_ranks(engine)(_loaded, str(tmp_path)) == 0.0
+
+
 def _with_a_scalar(folder: str) -> list[float]:
     import keras
     import numpy as np
