@@ -113,6 +113,10 @@ class Reducer:
             if variables:
                 self._end = weakref.finalize(variables[0], self._forget)
                 self._end.atexit = False
+        self.watch(variables)
+
+    def watch(self, variables: Sequence[keras.Variable]) -> None:
+        """Watch the gradients of further variables: a `train_step` may train what was frozen when the step began."""
         for variable in variables:
             stored = variable._value
             if isinstance(stored, DTensor):  # gathered for its use: its gradient arrives summed and cut

@@ -125,9 +125,15 @@ def ordered(original: Callable[[Any], Any], adapter: Any) -> torch.utils.data.Da
     )
 
 
+def _from_sliced(array: Any, sliced: Any) -> torch.Tensor:
+    batch = core.convert_to_tensor(array.convert_to_torch_compatible(sliced))
+    # rows of the user's own tensor, which layers that write into their inputs would change
+    return batch.clone() if batch._is_view() else batch
+
+
 _ENGINE = ReadingEngine(
     "torch",
-    from_sliced=lambda array, sliced: core.convert_to_tensor(array.convert_to_torch_compatible(sliced)),
+    from_sliced=_from_sliced,
     from_host=core.convert_to_tensor,
     seen=lambda: data.watch.seen,
     begins=_begin,

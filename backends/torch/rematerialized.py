@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,6 +18,7 @@ from keras_flow.backends import leaves, rematerialized
 from keras_flow.backends.hooking import applied_distribution, hook
 from keras_flow.backends.torch.step import computing, current_step
 from keras_flow.current import microbatch
+from keras_flow.current.distribution import Distribution, active, holding
 from keras_flow.current.keras_places import get_stateless_scope, in_stateless_scope
 from keras_flow.errors import FlowError
 
@@ -39,7 +42,7 @@ def remat(
         as_then = _in_scope(layers) if in_stateless_scope() else _in_place(layers)
         part, modes = microbatch.current(), [(layer, layer._remat_mode) for layer in layers]
         draws_again, inputs = rematerialized.python_draws(), _changes_of((args, kwargs))
-        runs = 0
+        runs, thread, context, distribution = 0, threading.get_ident(), contextvars.copy_context(), active()
 
         def run(*inner_args: object, **inner_kwargs: object) -> object:
             nonlocal runs
@@ -50,12 +53,24 @@ def remat(
                     raise FlowError(_writes_into_inputs(function, layers))
                 return outputs
             in_part, in_modes = microbatch.computing(part), _in_modes(modes)
-            with again(), in_part, as_then(), in_modes, _leaving_nothing(layers), draws_again():
-                return function(*inner_args, **inner_kwargs)
+
+            def run_again() -> object:
+                with again(), in_part, as_then(), in_modes, _leaving_nothing(layers), draws_again():
+                    return function(*inner_args, **inner_kwargs)
+
+            if threading.get_ident() == thread:
+                return run_again()
+            # torch's thread of an accelerator, which knows neither the step nor the distribution
+            return context.run(_under, distribution, run_again)
 
         return original(run)(*args, **kwargs)
 
     return call
+
+
+def _under(distribution: Distribution | None, function: Callable[[], object]) -> object:
+    with holding(distribution):
+        return function()
 
 
 def _changes_of(structure: Any) -> list[int]:

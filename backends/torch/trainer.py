@@ -27,7 +27,7 @@ from keras_flow.backends.torch import (
 from keras_flow.backends.torch import data as batches
 from keras_flow.backends.torch.operators import operations
 from keras_flow.backends.torch.rows import consistent_calls, log_readers, mirrored_calls, partial_numbers, split_rows
-from keras_flow.backends.torch.step import RunningStep, running
+from keras_flow.backends.torch.step import RunningStep, current_step, running
 from keras_flow.current import models
 from keras_flow.current.distribution import active
 from keras_flow.errors import FlowError, warn
@@ -186,6 +186,8 @@ def _mirrored_step(
     order: gathered_weights.Order,
 ) -> object:
     reducer = gradient_buckets.reducer(distribution.placement)
+    # a `train_step` may ask another model, by a step of it, before its own backward pass
+    of_outer_step = reducer.on and current_step() is not None
     if trains:
         reducer.attach(model.trainable_variables)
     try:
@@ -194,6 +196,7 @@ def _mirrored_step(
             return _settled_logs(leaves.mapped(split_rows.gathered, function(data)), readers)
     finally:
         reducer.reset()
+        reducer.on = of_outer_step
 
 
 def _settled_logs(outputs: object, readers: LogReaders | None) -> object:

@@ -33,9 +33,11 @@ def look_up(operator: Callable[..., torch.Tensor], args: tuple[Any, ...], kwargs
     first = layouts.local_slices(table.shape, mesh, of_table)[0].start
     if any(part == Shard(0) for part in of_table):
         rows = local_indices - first
+        if indices.device.type == "cpu" and bool(((local_indices < 0) | (local_indices >= table.shape[0])).any()):
+            raise IndexError("index out of range in self")  # as torch says it of a whole table
         # an index of another rank's row looks up row 0 here, and its result is set to zero
         own = (rows >= 0) & (rows < len(local_table))
-        local = operator(local_table, rows * own) * own.unsqueeze(-1)
+        local = torch.where(own.unsqueeze(-1), operator(local_table, rows * own), 0)
     else:
         local = operator(local_table, local_indices)
     return local_tensors.from_local(local, (*indices.shape, *table.shape[1:]), mesh, of_result)

@@ -52,7 +52,9 @@ def call(
     mine = rows_of(placement, rows)
     args, kwargs = data.map_call(functools.partial(split_rows.own_part, rows=mine), args, kwargs)
     # from here on gradients differ between the ranks; before, all ranks computed the same and there is nothing to sum
-    gradient_buckets.reducer(placement).on = True
+    reducer = gradient_buckets.reducer(placement)
+    reducer.on = True
+    reducer.watch(layer.trainable_variables)
     with computing(step, mine):
         outputs = original(layer, *args, **kwargs)
     return leaves.mapped(lambda leaf: _split(leaf, mine, layer), outputs)

@@ -119,7 +119,7 @@ def _in_parts(operator: torch._ops.OpOverload, args: tuple[object, ...], kwargs:
     elif kind is _aten.add:
         # Python's `sum` begins with the number 0
         others = [leaf for leaf in args if not isinstance(leaf, PartialNumber)]
-        linear = not kwargs and all(leaf == 0 and not isinstance(leaf, torch.Tensor) for leaf in others)
+        linear = not kwargs and all(not isinstance(leaf, torch.Tensor) and leaf == 0 for leaf in others)
         linear = linear and all(number.rows == first.rows for number in numbers)
     else:
         linear = False

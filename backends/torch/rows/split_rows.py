@@ -129,10 +129,17 @@ def own_part(leaf: object, rows: OwnRows) -> object:
     if not isinstance(leaf, torch.Tensor) or not leaf.ndim:
         return leaf
     # the usual case: nothing is gathered to be cut again
-    if isinstance(leaf, SplitRows) and leaf.own is not None and leaf.rows == rows:
+    if isinstance(leaf, SplitRows) and leaf.own is not None and leaf.rows == rows and not _is_asked_for(leaf):
         return leaf.own
     piece = _ToOwn.apply(leaf, rows) if leaf.requires_grad else leaf[rows.own(leaf.shape[0])]
     return leaves.with_mask_of(leaf, piece, lambda mask: own_part(mask, rows))
+
+
+def _is_asked_for(leaf: SplitRows) -> bool:
+    """Whether the program wants the gradient of this logical tensor: it must be part of the graph then."""
+    assert leaf.own is not None
+    is_leaf_of_graph = leaf.requires_grad and not leaf.own.requires_grad
+    return is_leaf_of_graph or bool(leaf._backward_hooks) or leaf.retains_grad
 
 
 @overload
@@ -192,6 +199,8 @@ class _ToOwn(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, rows):
         ctx.rows = rows
+        if isinstance(value, SplitRows) and value.own is not None and value.rows == rows:
+            return value.own.detach().clone()
         whole = value.whole() if isinstance(value, SplitRows) else value
         return whole[rows.own(value.shape[0])].clone()
 

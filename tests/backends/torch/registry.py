@@ -12,6 +12,7 @@ MODULES = (
     "mixing",
     "placements",
     "operators",
+    "own_steps",
     "partial",
     "reads",
     "rows",

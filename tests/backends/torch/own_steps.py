@@ -1,0 +1,246 @@
+"""Checks of a `train_step` of one's own: what it trains, asks and watches is that of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.backends.torch.registry import check, error_of
+
+X = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(8, 3)).astype("float32")
+
+
+def updates_are_those_of_one_device(make: Callable[[], Any]) -> None:
+    """Train two steps of the model that `make` makes, on one device and on all ranks."""
+    import keras
+
+    import keras_flow as kf
+
+    def trained() -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        model = make()
+        before = model.get_weights()
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+        return [after - was for after, was in zip(model.get_weights(), before, strict=True)]
+
+    wanted = trained()
+    with kf.DataParallel().scope():
+        updates = trained()
+    assert any(np.abs(update).max() > 0 for update in wanted)
+    for update, other in zip(updates, wanted, strict=True):
+        assert np.abs(update - other).max() <= 1e-5 * np.abs(other).max()
+
+
+def _apply(model: Any) -> None:
+    weights = model.trainable_weights
+    model.optimizer.apply([weight.value.grad for weight in weights], weights)
+
+
+@check
+def a_step_may_train_what_was_frozen_when_it_began() -> None:
+    import keras
+
+    class Adversarial(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.makes, self.judges = keras.layers.Dense(6), keras.layers.Dense(3)
+            self.judges.trainable = False
+            self.build(X.shape)
+
+        def build(self, shape: Any) -> None:
+            self.makes.build(shape)
+            self.judges.build(shape)
+            self.of_judge = keras.optimizers.SGD(0.1)
+
+        def call(self, x: Any) -> Any:
+            return self.judges(self.makes(x))
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            self.zero_grad()
+            self.judges.trainable = True
+            judged: Any = keras.ops.mean(keras.ops.square(self.judges(self.makes(x).detach()) - y))
+            judged.backward()
+            weights = self.judges.trainable_weights
+            self.of_judge.apply([weight.value.grad for weight in weights], weights)
+            self.judges.trainable = False
+            self.zero_grad()
+            loss: Any = keras.ops.mean(keras.ops.square(self(x, training=True)))
+            loss.backward()
+            _apply(self)
+            return {"loss": loss}
+
+    def make() -> Any:
+        model = Adversarial()
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    updates_are_those_of_one_device(make)
+
+
+@check
+def a_step_may_ask_another_model_by_a_step_of_it() -> None:
+    import keras
+
+    class Student(keras.Model):
+        def __init__(self, teacher: Any) -> None:
+            super().__init__()
+            self.head, self.teacher = keras.layers.Dense(3), [teacher]
+            self.head.build(X.shape)
+            self.built = True
+
+        def call(self, x: Any) -> Any:
+            return self.head(x)
+
+        def train_step(self, data: Any) -> Any:
+            x, _ = data
+            self.zero_grad()
+            outputs = self(x, training=True)
+            targets = self.teacher[0].predict_on_batch(x)
+            loss: Any = keras.ops.mean(keras.ops.square(outputs - keras.ops.convert_to_tensor(targets)))
+            loss.backward()
+            _apply(self)
+            return {"loss": loss}
+
+    def make() -> Any:
+        teacher = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        teacher.compile()
+        teacher.trainable = False
+        model = Student(teacher)
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    updates_are_those_of_one_device(make)
+
+
+def _watching(turned: bool) -> Any:
+    """A model whose step turns the gradient of the features round, or punishes the gradient of the inputs by row."""
+    import keras
+    import torch
+
+    class Watching(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = keras.layers.Dense(5, "tanh"), keras.layers.Dense(3)
+            self.first.build(X.shape)
+            self.head.build((None, 5))
+            self.built = True
+
+        def call(self, x: Any) -> Any:
+            return self.head(self.first(x))
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            self.zero_grad()
+            x.requires_grad_(not turned)
+            features = self.first(x)
+            if turned:
+                features.register_hook(lambda gradient: -gradient)
+            outputs = self.head(features)
+            loss: Any = self.compute_loss(x, y, outputs)
+            if not turned:
+                (by_inputs,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
+                by_row: Any = keras.ops.sum(keras.ops.square(by_inputs), axis=-1)
+                loss = (loss + by_row).mean()
+            loss.backward()
+            _apply(self)
+            return {"loss": loss}
+
+    model = Watching()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@check
+def a_step_may_turn_the_gradient_of_features_round() -> None:
+    updates_are_those_of_one_device(lambda: _watching(turned=True))
+
+
+@check
+def a_step_may_ask_for_the_gradient_of_its_inputs() -> None:
+    updates_are_those_of_one_device(lambda: _watching(turned=False))
+
+
+@check
+def layers_that_write_into_their_inputs_leave_the_users_tensors() -> None:
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    class Writes(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            x += 1.0
+            return x
+
+    x, y = torch.tensor(X), torch.tensor(Y)
+    for batch_size in (8, 2):  # also fewer rows than ranks, which all compute whole
+        with kf.DataParallel().scope():
+            model: Any = keras.Sequential([keras.Input((6,)), Writes(), keras.layers.Dense(3)])
+            model.compile("sgd", "mse")
+            model.fit(x, y, batch_size=batch_size, shuffle=False, verbose=0)
+        assert np.array_equal(x.cpu().numpy(), X)
+
+
+@check
+def layers_are_computed_again_in_a_thread_of_the_engine() -> None:
+    """As on an accelerator, whose backward pass torch runs in a thread that knows neither step nor distribution."""
+    import threading
+
+    import keras
+
+    import keras_flow as kf
+
+    class InThread(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            self.zero_grad()
+            loss: Any = self.compute_loss(x, y, self(x, training=True))
+            failed: list[BaseException] = []
+
+            def backward() -> None:
+                try:
+                    loss.backward()
+                except BaseException as error:
+                    failed.append(error)
+
+            thread = threading.Thread(target=backward)
+            thread.start()
+            thread.join()
+            if failed:
+                raise failed[0]
+            _apply(self)
+            return {"loss": loss}
+
+    def trained() -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        norm = keras.layers.BatchNormalization(name="norm")
+        model: Any = InThread([keras.Input((6,)), keras.layers.Dense(5), norm, keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        before = model.get_weights()
+        model.fit(X, Y, batch_size=8, verbose=0)
+        return [after - was for after, was in zip(model.get_weights(), before, strict=True)]
+
+    wanted = trained()
+    with kf.DataParallel(remat=["norm"]).scope():
+        updates = trained()
+    largest = max(np.abs(each).max() for each in wanted)
+    for update, other in zip(updates, wanted, strict=True):
+        assert np.abs(update - other).max() <= 1e-5 * max(np.abs(other).max(), 1e-2 * largest)
+
+
+@check
+def an_index_outside_of_a_split_table_is_an_error() -> None:
+    import keras
+
+    import keras_flow as kf
+
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    with kf.ModelParallel(placement, rules={"embeddings": {"model": kf.sbp.split(0)}}).scope():
+        model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(6, 4)])
+        model.compile("sgd", "mse")
+        wrong = np.full((4, 3), 6, "int32")
+        assert "out of range" in error_of(lambda: model.predict_on_batch(wrong))
