@@ -61,6 +61,8 @@ def _why_whole(stock: Any) -> str:
     """Why a process cannot fetch its part of a loader's batches; empty where it can."""
     if isinstance(stock.dataset, _torch_data().IterableDataset):
         return "its dataset is an IterableDataset, which has no samples by index"
+    if type(stock).__iter__ is not _torch_data().DataLoader.__iter__:
+        return "its class iterates in a way of its own"
     if stock.batch_sampler is None:
         return "batch_size=None leaves the batches to its dataset"
     if hasattr(stock, "load_state_dict"):
@@ -152,6 +154,8 @@ class OwnRowsLoader:
         for batch, draws in begun or self.loader:
             expected = self.batches.expected.popleft()
             # whole batches have the same samples in all processes, so that all come to the same answer
+            if expected is None and not draws:
+                self.batches.first_whole = 0  # of the epochs that follow
             if draws and expected is None and not self.batches.stays_whole:
                 self.batches.stays_whole = True
                 say_whole(
@@ -169,12 +173,25 @@ class OwnRowsLoader:
 class _WatchedDataset:
     """A dataset whose samples say whether they drew from a global random generator; used in workers too."""
 
+    dataset: Any
+    samples: int
+
     def __init__(self, dataset: Any):
-        self.dataset = dataset
-        self.samples = 0
+        # not by `setattr`, which goes to the dataset
+        vars(self).update(dataset=dataset, samples=0)
+
+    # a worker's `worker_init_fn` sees this one in the place of the user's
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset" or name.startswith("__"):  # before it is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.dataset, name, value)
 
     def __getitem__(self, index: Any) -> tuple[Any, bool]:
-        self.samples += 1
+        vars(self)["samples"] += 1
         if self.samples > _WATCHED_SAMPLES:
             return self.dataset[index], False
         before = _global_states()

@@ -16,6 +16,7 @@ from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adap
 from keras_flow.backends.reading import loaders, py_datasets, tf_data
 from keras_flow.backends.reading.batch_watch import PartOfRows
 from keras_flow.backends.reading.process_rows import ArrayBatches, ProcessRows, ReadingEngine, one_ahead
+from keras_flow.errors import FlowWarning
 
 ROWS, BATCH, PROCESSES = 45, 8, 4
 X = np.random.default_rng(0).standard_normal((ROWS, 3)).astype("float32")
@@ -174,6 +175,41 @@ def test_loaders(uneven: str) -> None:
 
     # whole at first, until it is known whether samples draw
     check(batches, batches_of(X), uneven, whole=1)
+
+
+def test_a_loader_that_iterates_in_a_way_of_its_own_is_read_whole() -> None:
+    import torch
+
+    class Scaled(torch.utils.data.DataLoader):
+        def __iter__(self) -> Any:
+            return (2 * batch for batch in super().__iter__())
+
+    part = ProcessRows(PROCESSES, 0, 0, "padded")
+    with pytest.warns(FlowWarning, match="its class iterates in a way of its own"):
+        assert loaders.batches(Scaled(torch.tensor(X), BATCH), part, ENGINE) is loaders.WHOLE
+
+
+def test_what_a_worker_sees_is_the_users_dataset() -> None:
+    """As `worker_init_fn` does, which opens files or makes generators for a worker."""
+    import pickle
+
+    watched = pickle.loads(pickle.dumps(loaders._WatchedDataset(_Counting())))
+    assert watched.begins == 7
+    watched.begins = 8
+    assert watched[1] == (9, False) and len(watched) == 3
+    with pytest.raises(AttributeError):
+        _ = watched.ends
+
+
+class _Counting:
+    def __init__(self) -> None:
+        self.begins = 7
+
+    def __getitem__(self, index: int) -> int:
+        return self.begins + index
+
+    def __len__(self) -> int:
+        return 3
 
 
 def test_a_process_of_several_ranks_reads_all_between_them() -> None:
