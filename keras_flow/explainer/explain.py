@@ -77,6 +77,7 @@ def explain(distribution: FlowDistribution, model: keras.Model, batch_size: int)
         cuts_gradients=distribution.zero_stage > 1 and capabilities.memory.cuts_gradients,
         gathers_weights=gathers,
         uses_of_gradient=_uses_of_gradient(model),
+        batch_statistics=distribution.batch_statistics,
     )
     plan = distribution.batch_plan(batch_size)
     if capabilities.keeps_split(plan, distribution.mirrored_view):
@@ -329,7 +330,7 @@ def _outputs(step: StepCost, distribution: FlowDistribution, model: keras.Model,
     outputs = sum(step.local(key) for key in step.graph.outputs)
     if not axes:
         return CallMemory(step.memory.loss_tensors * outputs)
-    gathers = view in step.traffic.gathers_outputs and _mixes_rows(model, view)
+    gathers = view in step.traffic.gathers_outputs and _mixes_rows(step, model, view)
     for key in step.graph.outputs if gathers else ():
         size = step.local(key, {})
         step.send(
@@ -347,9 +348,9 @@ def _outputs(step: StepCost, distribution: FlowDistribution, model: keras.Model,
     return CallMemory(step.memory.loss_tensors * outputs)
 
 
-def _mixes_rows(model: keras.Model, view: str) -> bool:
+def _mixes_rows(step: StepCost, model: keras.Model, view: str) -> bool:
     """Whether a loss (in the mirrored view) or a metric needs all rows of the outputs."""
-    rank = min((len(output.shape) for output in model.outputs), default=0)
+    rank = min((len(step.shape(key)) for key in step.graph.outputs), default=0)
     kinds = ("loss", "metric") if view == "mirrored" else ("metric",)
     return any(row_sums.of_compiled(model, kind, rank) for kind in kinds)
 

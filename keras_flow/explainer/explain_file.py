@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from keras_flow import user_file
@@ -12,6 +13,8 @@ from keras_flow.explainer.explanation import Explanation
 
 #: ranks that the file's own distributions may use, if neither the command nor the layout's name says how many there are
 _MOST_RANKS = 1 << 16
+#: ranks of a distribution of the file's own that takes all there are
+_RANKS_OF_ALL = 4
 
 
 def explain_file(file: str | Path, layout: str, batch_size: int, ranks: int | None = None) -> Explanation:
@@ -38,10 +41,21 @@ def explain_file(file: str | Path, layout: str, batch_size: int, ranks: int | No
             f"explain was asked for layout {layout!r} on {ranks} ranks; its name says {needs}: leave ranks out"
         )
     module = user_file.load(Path(file), ("build_model",), "explain")
-    with dry_run(ranks or needs or _MOST_RANKS):
+    given = ranks or needs
+    with dry_run(given or _MOST_RANKS):
         maker = user_file.distribution_maker(module, layout)
         if maker is None:
             raise FlowError("layout '1' is one device: there is nothing to explain; legal are dpN, tpN, AxB, ppN")
         distribution: Any = maker()
-        with distribution.scope():
-            return distribution.explain(user_file.build_model(module, compiled=False), batch_size)
+        if given is not None or distribution.placement.size < _MOST_RANKS:
+            return _explained(distribution, module, batch_size)
+    # it takes all ranks that there are: as many as `compare` and `verify` take then
+    with dry_run(_RANKS_OF_ALL):
+        maker = user_file.distribution_maker(module, layout)
+        assert maker is not None
+        return _explained(maker(), module, batch_size)
+
+
+def _explained(distribution: Any, module: ModuleType, batch_size: int) -> Explanation:
+    with distribution.scope():
+        return distribution.explain(user_file.build_model(module, compiled=False), batch_size)

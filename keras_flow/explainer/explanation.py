@@ -152,6 +152,7 @@ class StageRow:
         kept: estimate: bytes that one micro-batch keeps on a rank until its backward pass.
         sends: bytes that it sends to the next stage in a step.
         gets_back: bytes of gradients that come back for them.
+        lanes: parts of the rows, each of which a rank has; the ranks that share a part by its tensors have it whole.
     """
 
     number: int
@@ -163,6 +164,7 @@ class StageRow:
     kept: int
     sends: int
     gets_back: int
+    lanes: int
 
 
 @dataclass(frozen=True)
@@ -222,8 +224,8 @@ class Explanation:
         """The ranks of each stage -> what one of them receives: messages, and the sum of gradients."""
         found = dict.fromkeys([stage.ranks for stage in self.stages], 0)
         for stage, following in itertools.pairwise(self.stages):
-            found[following.ranks] += stage.sends // len(stage.ranks)
-            found[stage.ranks] += stage.gets_back // len(stage.ranks)
+            found[following.ranks] += stage.sends // stage.lanes
+            found[stage.ranks] += stage.gets_back // stage.lanes
         for each in self.collectives:
             found[self.stages[each.stage].ranks] += each.received
         return found

@@ -7,7 +7,8 @@ once on symbolic tensors, and the calls of the layers inside it are recorded.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +40,16 @@ class LayerCall:
     Attributes:
         layer: the layer, or the operation of a functional model.
         path: its path.
-        inputs: keys of tensors.
+        inputs: keys of tensors, as `tree.flatten` has them: those that are given by name in the order of their names.
         outputs: keys of tensors.
+        given: argument of `call` -> its value where it is no tensor, or the key of the tensor.
     """
 
     layer: Any  # a keras.Operation, of a class that its function in layer_costs knows
     path: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -161,19 +164,30 @@ def _walk(graph: Graph, function: keras.Model, keys: list[int], is_leaf: Callabl
             operation = node.operation
             inputs = [known[id(tensor)] for tensor in node.input_tensors]
             outputs = node.output_tensors
+            args, kwargs = node.arguments.args, node.arguments.kwargs
             inner = _function_of(operation)
-            if inner is not None:
-                results = _walk(graph, inner, inputs, is_leaf)
+            if inner is not None:  # it is also given the masks of its inputs
+                symbols = tree.flatten(_given(operation, args, kwargs, lambda leaf: leaf)["inputs"])
+                results = _walk(graph, inner, [known[id(tensor)] for tensor in symbols], is_leaf)
             # a layer whose inside is not looked into, because its cost is known as a whole
             elif is_leaf(operation):
                 results = [graph.new(tensor) for tensor in outputs]
-                graph.calls.append(LayerCall(operation, path_of(operation), tuple(inputs), tuple(results)))
+                given = _given(operation, args, kwargs, lambda leaf, known=known: known[id(leaf)])
+                graph.calls.append(LayerCall(operation, path_of(operation), tuple(inputs), tuple(results), given))
             else:
                 at = {id(tensor): known[id(tensor)] for tensor in node.input_tensors}
-                args, kwargs = node.arguments.args, node.arguments.kwargs
                 results = _record(graph, operation, args, kwargs, at, inputs, is_leaf)
             known |= {id(tensor): key for tensor, key in zip(outputs, results, strict=True)}
     return [known[id(tensor)] for tensor in function._outputs]
+
+
+def _given(layer: Any, args: tuple, kwargs: dict, key_of: Callable[[object], object]) -> dict[str, Any]:
+    """Arguments of a call by name, tensors as their keys; none where they do not fit `call`."""
+    try:
+        given = inspect.signature(layer.call).bind_partial(*args, **kwargs).arguments
+    except (AttributeError, TypeError, ValueError):
+        return {}
+    return {name: key_of(value) if _is_tensor(value) else value for name, value in given.items()}
 
 
 def path_of(operation: object) -> str:
@@ -207,7 +221,8 @@ class _GraphRecorder:
         self.known |= {id(leaf): key for leaf, key in zip(leaves, outputs, strict=True)}
         self.alive += leaves
         self.last = outputs or self.last
-        self.graph.calls.append(LayerCall(layer, path_of(layer), tuple(inputs), tuple(outputs)))
+        given = _given(layer, args, kwargs, lambda leaf: _key(self, leaf))
+        self.graph.calls.append(LayerCall(layer, path_of(layer), tuple(inputs), tuple(outputs), given))
         return result
 
 

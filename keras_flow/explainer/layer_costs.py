@@ -14,7 +14,7 @@ from keras_flow.explainer.contraction import add, contract, gradient
 from keras_flow.explainer.graph import LayerCall, Spec
 from keras_flow.explainer.step_cost import StepCost
 from keras_flow.layout import itemsize
-from keras_flow.signatures.layers import product_of
+from keras_flow.signatures.layers import Product, product_of
 
 if TYPE_CHECKING:
     import keras
@@ -53,6 +53,9 @@ def _kernel(layer: keras.Layer) -> keras.Variable:
 
 def product(step: StepCost, call: LayerCall) -> None:
     """A layer that multiplies by a weight: Dense, EinsumDense, convolutions, Embedding."""
+    if call.given.get("reverse"):
+        _back_to_ids(step, call)
+        return
     letters = product_of(call.layer, len(step.shape(call.inputs[0])))
     if letters is None:
         # with groups, channels are not contracted as a whole: the safe upper estimate
@@ -60,6 +63,14 @@ def product(step: StepCost, call: LayerCall) -> None:
         return
     contract(step, call, letters, _kernel(call.layer), getattr(call.layer, "bias", None))
     _activate(step, call)
+
+
+def _back_to_ids(step: StepCost, call: LayerCall) -> None:
+    """A `ReversibleEmbedding` from vectors to ids, as the last layer of language models: the table as a matrix."""
+    rows = "abefghij"[: len(step.shape(call.inputs[0])) - 1]
+    own = getattr(call.layer, "reverse_embeddings", None)
+    weight = "dv" if own is not None else "vd"
+    contract(step, call, Product(f"{rows}d", weight, f"{rows}v"), call.layer.embeddings if own is None else own, None)
 
 
 def _activate(step: StepCost, call: LayerCall) -> None:
@@ -76,11 +87,10 @@ def _name_of(function: object) -> str:
 
 def attention(step: StepCost, call: LayerCall) -> None:
     """`MultiHeadAttention`, `GroupedQueryAttention`: projections to heads, products head by head, projection back."""
-    # query, value, key: the order of Keras's arguments; the key is the value where it is left out
     layer, graph = call.layer, step.graph
-    query, *others = call.inputs
-    value = others[0] if others else query
-    key = others[1] if others[1:] else value
+    query = call.given.get("query", call.inputs[0])
+    value = call.given.get("value", query)
+    key = value if call.given.get("key") is None else call.given["key"]
     # keys of new tensors [rows, length, heads, size]
     projected = [
         _inner(step, call, part, source)
@@ -161,10 +171,13 @@ def batch_normalization(step: StepCost, call: LayerCall) -> None:
     rows = tuple(axis for axis, dim in splits.items() if dim != channel)
     channels = step.piece((step.shape(key)[channel],), {a: 0 for a, d in splits.items() if d == channel})
     forward, backward = step.traffic.batch_statistics_vectors
+    why = "they are those of all rows"
+    if step.batch_statistics == "replica":  # each rank takes its own; the moving ones, two vectors, are averaged
+        forward, backward, why = 2, 0, "the moving ones are means over the ranks"
     for phase, vectors in (("forward", forward), ("backward", backward)):
-        if layer.trainable:
+        if layer.trainable and call.given.get("training") is not False:
             size = vectors * channels * itemsize("float32")
-            step.send("all_reduce", rows, size, phase, call.path, "statistics", "they are those of all rows")
+            step.send("all_reduce", rows, size, phase, call.path, "statistics", why)
     for variable in (layer.gamma, layer.beta):
         if variable is not None:
             add(step, call, variable, {a: 0 for a, d in splits.items() if d == channel})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,15 +54,16 @@ def plot_layout(
 
 def draw(explanation: Explanation) -> Drawing:
     """The picture of an explanation."""
+    paths = {call.path for call in explanation.calls}
     sends: dict[str, list[str]] = {}
     for sent in explanation.collectives:
         words = f"{sent.phase}: {sent.kind} over {', '.join(sent.axes)}, {amount(sent.received)} ({sent.tensor})"
         # joined gradients name several layers, and are drawn at the last
-        sends.setdefault(sent.path.rpartition(", ")[2], []).append(words)
+        sends.setdefault(_drawn(sent.path.rpartition(", ")[2], paths), []).append(words)
     layouts: dict[str, list[tuple[str, str]]] = {}
     for row in explanation.variables:
-        layer, _, name = row.path.rpartition("/")
-        layouts.setdefault(layer, []).append((name, row.layout))
+        layer = _drawn(row.path.rpartition("/")[0], paths)
+        layouts.setdefault(layer, []).append((row.path[len(layer) :].lstrip("/"), row.layout))
     nodes = [
         Node(call.path, call.kind, layouts.get(call.path, []), call.inputs, call.outputs, sends.pop(call.path, []))
         for call in explanation.calls
@@ -79,3 +81,11 @@ def draw(explanation: Explanation) -> Drawing:
         f"{amount(explanation.received)} received by each rank in a step"
     )
     return Drawing(graph(title, explanation.inputs, nodes, tensors), str(explanation))
+
+
+def _drawn(path: str, paths: Set[str]) -> str:
+    """The path of the layer that is drawn for one: itself, or the one it is inside of (attention's projections)."""
+    inside = path
+    while inside and inside not in paths:
+        inside = inside.rpartition("/")[0]
+    return inside or path

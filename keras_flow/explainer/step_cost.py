@@ -73,6 +73,7 @@ class StepCost:
     cuts_gradients: bool = False
     gathers_weights: bool = False
     uses_of_gradient: int = 1
+    batch_statistics: str = "global"
     rows: tuple[str, ...] = ()
     splits: dict[int, Splits] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)

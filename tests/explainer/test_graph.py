@@ -75,3 +75,86 @@ def test_positions_without_rows_in_a_custom_layer(adds_dim: bool) -> None:
     assert ("all_reduce", "embed/tokens", "embeddings gradient", 16 * 32 * 4) in rows
     assert not [row for row in rows if row[0] != "all_reduce"]
     assert not explanation.repeated
+
+
+def test_attention_is_read_by_the_names_of_its_arguments() -> None:
+    """A mask sorts before query and value, and its length is none of the keys'."""
+
+    def build(masked: bool) -> keras.Model:
+        ids = layers.Input((16,), dtype="int32")
+        x = layers.Embedding(32, 64, mask_zero=masked, name="tokens")(ids)
+        y = layers.MultiHeadAttention(8, 8, name="attention")(query=x, value=x)
+        model = keras.Model(ids, layers.Dense(4, name="head")(y), name="m")
+        model.compile("sgd", "mse")
+        return model
+
+    rules = {"(query|key|value)/kernel": COLUMN, "attention_output/kernel": ROW}
+    plain, masked = (explained(lambda is_masked=each: build(is_masked), rules) for each in (False, True))
+    assert sent(plain) == sent(masked)
+    assert plain.memory[0].activations == masked.memory[0].activations
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask:UserWarning")
+def test_a_model_inside_a_model_behind_a_mask() -> None:
+    def build() -> keras.Model:
+        ids = layers.Input((16,), dtype="int32")
+        x = layers.Embedding(32, 64, mask_zero=True)(ids)
+        inner = keras.Sequential([layers.Input((16, 64)), layers.Dense(128, name="up"), layers.Dense(64, name="down")])
+        model = keras.Model(ids, layers.Dense(4, name="head")(inner(x)), name="m")
+        model.compile("sgd", "mse")
+        return model
+
+    explanation = explained(build, {"up/kernel": COLUMN, "up/bias": ROW, "down/kernel": ROW})
+    assert [row[:2] for row in sent(explanation)] == [("forward", "all_reduce"), ("backward", "all_reduce")]
+
+
+def test_a_table_that_also_makes_the_logits() -> None:
+    def build() -> keras.Model:
+        ids = layers.Input((16,), dtype="int32")
+        tokens = layers.ReversibleEmbedding(32, 64, name="tokens")
+        x = layers.Dense(64, name="middle")(tokens(ids))
+        model = keras.Model(ids, tokens(x, reverse=True), name="m")
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    # rows of the table are columns of the logits, each of which needs all of a vector
+    by_rows = sent(explained(build, {"tokens/embeddings": ROW}))
+    assert ("backward", "all_reduce", "tokens", "input gradient") in [row[:4] for row in by_rows]
+    # columns are what is summed over: a sum of logits [32, 16, 32], 16 KiB for each row of the table
+    by_columns = [row for row in sent(explained(build, {"tokens/embeddings": COLUMN})) if row[0] == "forward"]
+    assert [row[1:4] for row in by_columns].count(("all_reduce", "tokens", "output")) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.build... was called on layer:UserWarning")
+def test_a_model_without_a_graph_by_rows() -> None:
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__(name="m")
+            self.head = layers.Dense(4, name="head")
+
+        def call(self, x: object) -> object:
+            return self.head(x)
+
+    def build() -> keras.Model:
+        model = Net()
+        model.compile("sgd", "mse", metrics=["mae"])
+        model.build((None, 8))
+        return model
+
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    assert explained(build, {"head/kernel": COLUMN}, placement=placement).received > 0
+
+
+@pytest.mark.parametrize(("training", "phases"), [(None, {"forward", "backward"}), (False, set())])
+def test_statistics_are_sent_where_they_are_taken(training: bool | None, phases: set[str]) -> None:
+    def build() -> keras.Model:
+        inputs = layers.Input((8,))
+        outputs = layers.BatchNormalization(name="norm")(inputs, training=training)
+        model = keras.Model(inputs, layers.Dense(4, name="head")(outputs), name="m")
+        model.compile("sgd", "mse")
+        return model
+
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    found = sent(explained(build, {"head/kernel": COLUMN}, placement=placement))
+    assert {row[0] for row in found if row[3] == "statistics"} <= phases
+    assert bool(phases) == any(row[3] == "statistics" for row in found)

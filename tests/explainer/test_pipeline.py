@@ -98,3 +98,21 @@ def test_within_a_rank_nothing_is_sent() -> None:
 def test_fewer_rows_than_micro_batches() -> None:
     with pytest.raises(FlowError, match="a batch of 3 rows cannot be cut into 4 micro-batches"):
         _explained([0, 1], rows=3, microbatches=4)
+
+
+def test_attention_in_stages_that_are_split() -> None:
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("pipe", "model"))
+    rules = {"(query|key|value)/kernel": {"model": kf.sbp.split(1)}}
+    with dry_run(4):
+        distribution = kf.PipelineParallel(placement, microbatches=4, rules=rules, stages=[["tokens"], ["att", "head"]])
+        with distribution.scope():
+            ids = keras.Input((16,), dtype="int32")
+            x = keras.layers.Embedding(32, 64, name="tokens")(ids)
+            y = keras.layers.MultiHeadAttention(8, 8, name="att")(x, x)
+            model = keras.Model(ids, keras.layers.Dense(4, name="head")(y))
+            model.compile("sgd", "mse")
+        found = distribution.explain(model, 32)
+    assert {each.stage for each in found.collectives if "att" in each.path} == {1}
+    # each rank of a stage receives all of what is between two stages
+    within = sum(each.received for each in found.collectives if each.stage == 1)
+    assert found.received == within + 32 * 16 * 64 * 4
