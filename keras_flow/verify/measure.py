@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,15 +80,16 @@ def measured(model: keras.Model, batch: Batch, distribution: FlowDistribution, s
         logs = model.train_on_batch(batch.x, batch.y, batch.sample_weight, return_dict=True)
         _add_logs(numbers, "training", logs)
         if not own_step:
-            for variable, slot in zip(model.optimizer._trainable_variables, model.optimizer.momentums, strict=True):
-                gradient = -_host(slot) / RATE
-                numbers["training", "gradient", variable.path] = gradient, 0.0
+            trained = model.optimizer._trainable_variables
+            for name, slot in zip(_names(trained), model.optimizer.momentums, strict=True):
+                numbers["training", "gradient", name] = -_host(slot) / RATE, 0.0
         # weights change by the update, moving statistics by the call: both are compared
-        for variable, before in state.values:
+        names = _names([variable for variable, _ in state.values])
+        for name, (variable, before) in zip(names, state.values, strict=True):
             if before.dtype.kind == "f" and any(variable is own for own in model.variables):
                 after = _host(variable)
                 rounding = float(np.finfo(before.dtype).eps * np.max(np.abs(after), initial=0.0))
-                numbers["training", "update", variable.path] = after - np.float64(before), rounding
+                numbers["training", "update", name] = after - np.float64(before), rounding
         state.restore()
         _add_logs(numbers, "evaluation", model.test_on_batch(batch.x, batch.y, batch.sample_weight, return_dict=True))
         state.restore()
@@ -94,6 +97,17 @@ def measured(model: keras.Model, batch: Batch, distribution: FlowDistribution, s
         for place, output in enumerate(outputs):
             numbers["inference", "output", f"output {place}"] = _host(output), 0.0
     return numbers
+
+
+def _names(variables: Sequence[keras.Variable]) -> list[str]:
+    """Paths of variables, numbered where several have one: `proj/kernel`, `proj/kernel (2)`."""
+    seen: Counter[str] = Counter()
+    names = []
+    for variable in variables:
+        seen[variable.path] += 1
+        number = seen[variable.path]
+        names.append(variable.path if number == 1 else f"{variable.path} ({number})")
+    return names
 
 
 def _add_logs(numbers: Numbers, mode: str, logs: dict[str, object]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from keras_flow.errors import FlowError
@@ -30,3 +33,31 @@ def test_where_all_is_right_the_worst_of_each_quantity_is_shown() -> None:
     wrong = [*rows, ComparedNumber("8 rows", "training", "loss", "loss", 1.0, 2.0)]
     text = str(Verification.of("m", "dp2", "jax", 1e-6, wrong))
     assert text.count("m/") == 8 and "more" not in text
+
+
+def _compared(value: object, actual: object, tolerance: float = 1e-4) -> list[ComparedNumber]:
+    from keras_flow.verify.run import _compared
+
+    of = ("inference", "output", "output 0")
+    one, other = ({of: (np.asarray(each, "float64"), 0.0)} for each in (value, actual))
+    return list(_compared("4 rows", one, other, tolerance))
+
+
+def test_equal_infinities_are_equal() -> None:
+    inf, nan = float("inf"), float("nan")
+    assert [row.share for row in _compared([1.0, inf, -inf, nan], [1.0, inf, -inf, nan])] == [0.0]
+    for wrong in ([1.0, -inf], [1.0, 2.0], [1.0, nan]):
+        (row,) = _compared([1.0, inf], wrong)
+        assert not row.share <= 1
+
+
+def test_a_tolerance_of_nothing() -> None:
+    assert [row.share for row in _compared([1.0, 2.0], [1.0, 2.5], 0.0)] == [float("inf")]
+    assert [row.share for row in _compared([1.0, 2.0], [1.0, 2.0], 0.0)] == [0.0]
+
+
+def test_variables_of_one_path_have_names_of_their_own() -> None:
+    from keras_flow.verify.measure import _names
+
+    variables = [SimpleNamespace(path=path) for path in ("a/kernel", "b/kernel", "a/kernel")]
+    assert _names(variables) == ["a/kernel", "b/kernel", "a/kernel (2)"]  # type: ignore[arg-type]
