@@ -160,9 +160,17 @@ def launch(
         if min_workers > workers:
             raise FlowError(f"--min-workers {min_workers} is more than --workers {workers}.")
         roles.refuse_engine()
+        if redirect or tee or all_output:
+            raise FlowError(
+                "--redirect, --tee and --all-output are not of a job with --servers: it shows the chief's output, and "
+                "that of another process where it fails."
+            )
         command = _command(script, arguments or [], module, no_python)
-        with launcher.job_folder() as folder:
-            served.launch(command, servers, workers, stated_timeout(timeout), max_restarts, folder, min_workers)
+        try:
+            with launcher.job_folder() as folder:
+                served.launch(command, servers, workers, stated_timeout(timeout), max_restarts, folder, min_workers)
+        except KeyboardInterrupt:  # the launcher has said how it ended
+            raise typer.Exit(128 + signal.SIGINT) from None
         return
     if min_workers > 1:
         raise FlowError("--min-workers is of a job with --servers and --workers.")

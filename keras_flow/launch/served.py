@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +22,9 @@ from keras_flow.launch import failure, launcher, payload
 from keras_flow.launch.environment import free_port
 from keras_flow.launch.failure import RankError, left_how
 from keras_flow.launch.folder import JobFolder
+from keras_flow.launch.interruption import saved_in_words
 from keras_flow.launch.output import Shown
-from keras_flow.launch.processes import OUTPUT_SECONDS, Interrupts, RankProcess, Ranks
+from keras_flow.launch.processes import OUTPUT_SECONDS, Interrupts, RankProcess, Ranks, preemption_seconds
 
 _LOOK_SECONDS = 0.05
 
@@ -109,7 +111,11 @@ def launch(
         for number in range(len(tasks)):
             start(number)
         while (code := now[0].poll()) is None:
-            interrupts.check()
+            try:
+                interrupts.check()
+            except (KeyboardInterrupt, SystemExit):
+                _let_the_chief_end(now[0], folder, interrupts)
+                raise
             for number, process in list(now.items())[1:]:
                 ended = process.poll()
                 if ended is None or now[0].poll() is not None:
@@ -136,6 +142,27 @@ def launch(
         now[0].output.finish(OUTPUT_SECONDS)
         if code:
             raise _failed(code, failure.read(folder, 0))
+
+
+def _let_the_chief_end(chief: RankProcess, folder: JobFolder, interrupts: Interrupts) -> None:
+    """The job is asked to end: the chief saves while servers and workers still serve it. Says what came of it."""
+    head, seconds = "keras-flow: interrupted", preemption_seconds()
+    if not folder.asks_for_time.exists():
+        print(f"{head}; every process was ended", file=sys.stderr)
+        return
+    chief.send(signal.SIGTERM)
+    until = time.monotonic() + seconds
+    while chief.poll() is None and time.monotonic() < until:
+        interrupts.check_again()
+        time.sleep(_LOOK_SECONDS)
+    said = f"the chief did not finish the callback of kf.on_preemption within {seconds:g} s ({settings.GRACE})"
+    if folder.saved(0).exists():
+        files = json.loads(folder.saved(0).read_text())
+        said = saved_in_words(files) if files else "the callback of kf.on_preemption has ended"
+    elif chief.poll() is not None:
+        found = failure.read(folder, 0)
+        said = "the chief ended" if found is None or found.left else f"the chief failed: {found.summary}"
+    print(f"{head}; {said}", file=sys.stderr)
 
 
 def _failed(code: int, found: failure.Failure | None) -> RankError:

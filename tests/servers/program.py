@@ -263,5 +263,13 @@ def lost_server_and_a_checkpoint() -> dict[str, Any]:
     return {"off": off(one, served), "iterations": int(served["model"].optimizer.iterations.numpy())}
 
 
+def saves_when_asked() -> dict[str, Any]:
+    """Trains until it is asked to end."""
+    model = trained(kf.ParameterServer("sync"), _sgd)["model"]
+    print("TRAINS", flush=True)
+    model.fit(X, Y, epochs=10_000, verbose=0, callbacks=[kf.callbacks.Checkpoint(Path(sys.argv[2]) / "asked")])
+    return {}
+
+
 if __name__ == "__main__":
     print("FOUND " + json.dumps(globals()[sys.argv[1]]()))

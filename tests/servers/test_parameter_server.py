@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -176,6 +177,21 @@ def test_after_a_lost_server_a_job_goes_on_from_the_last_checkpoint(tmp_path: Pa
     found = _found(_run("lost_server_and_a_checkpoint", tmp_path))
     assert found["off"] < 1e-5
     assert found["iterations"] == 15
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_job_that_is_asked_to_end_saves(tmp_path: Path) -> None:
+    command = [*_LAUNCH, str(PROGRAM), "saves_when_asked", str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=_environment(), text=True, stdout=pipe, stderr=pipe) as job:
+        assert job.stdout is not None
+        while (line := job.stdout.readline()) and "TRAINS" not in line:
+            pass
+        time.sleep(3)
+        job.terminate()
+        _, said = job.communicate(timeout=60)
+    assert job.returncode == 143
+    assert re.search(r"keras-flow: interrupted; saved .*asked/step-\d+: start the program again", said), said
 
 
 @pytest.mark.full
