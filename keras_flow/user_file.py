@@ -283,7 +283,8 @@ def distribution_maker(module: ModuleType, layout: str) -> Callable[[], FlowDist
         _called(module, "distributions") if hasattr(module, "distributions") else {}  # type: ignore[assignment]
     )
     if layout in named:
-        return named[layout]
+        made = named[layout]
+        return made if callable(made) else lambda: made
     import keras_flow as kf
 
     if match := _DATA.match(layout):

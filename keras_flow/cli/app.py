@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -125,6 +126,8 @@ def main() -> None:
     if set(sys.argv[1:2]) & _LOAD_AN_ENGINE:
         noise.filter_stderr()
     warnings.showwarning = _show_warning
+    # the engines' processes end with this one, as they do after Ctrl-C; `launch` takes the signal over
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first.endswith(".py"):
         sys.exit(

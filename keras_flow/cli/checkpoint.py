@@ -34,6 +34,7 @@ def checkpoint(
     from keras_flow.checkpoint import looking
 
     wanted = "latest" if step is None else step
+    read = looking.verify(directory, step=wanted) if verify else 0
     if export is not None:
         from keras_flow.checkpoint import exporting
 
@@ -58,4 +59,4 @@ def checkpoint(
     if len(shown) < len(rows):
         console.print(f"and {len(rows) - len(shown)} more; --all shows them")
     if verify:
-        console.print(f"whole: {units.amount(looking.verify(directory, step=wanted))} read, all hashes are right")
+        console.print(f"whole: {units.amount(read)} read, all hashes are right")

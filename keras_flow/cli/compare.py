@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
+from keras_flow.cli.explain import MICROBATCHES, RANKS, SCHEDULE
 from keras_flow.errors import require_file
 
 #: help of `--backends`, of verify too
@@ -29,6 +29,7 @@ def compare(
             f"{_LAYOUTS}, of a file without rules() {_WITHOUT_RULES}."
         ),
     ] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help=RANKS)] = None,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
     microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
     steps: Annotated[
@@ -76,6 +77,7 @@ def compare(
         seed=seed,
         out=out,
         trace=trace,
+        ranks=ranks,
     )
     raise typer.Exit(compare(options))
 

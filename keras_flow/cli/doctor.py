@@ -10,6 +10,7 @@ import typer
 
 from keras_flow.backends.engines import that_train
 from keras_flow.cli.compare import names_of
+from keras_flow.errors import FlowError
 
 
 def doctor(
@@ -33,6 +34,8 @@ def doctor(
 
     console = Console(width=None if sys.stdout.isatty() else 120)
     names = names_of(backends)
+    if not names:
+        raise FlowError(f"--backends {backends!r} names no backend; legal are {', '.join(that_train())}.")
     with working("checking") as tell:
         report = examine(names, bandwidth=bandwidth, seconds=timeout, tell=tell)
     if as_json:

@@ -11,7 +11,8 @@ import typer
 
 from keras_flow.errors import require_file
 
-#: help of the options of a pipeline's layout
+#: help of `--ranks`, and of the options of a pipeline's layout
+RANKS = "Number of ranks, where the layout's name does not say it."
 SCHEDULE = "Of a pipeline: gpipe, 1f1b (the default), interleaved, zb1p, zbv or auto."
 MICROBATCHES = "Of a pipeline: into how many a batch is cut; twice the stages by default."
 
@@ -25,9 +26,7 @@ def explain(
         typer.Option(help="dp4, tp4, 2x2 or another name from the list below, or one from distributions()."),
     ],
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of a global batch.")] = 64,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Number of ranks, where the layout's name does not say it.")
-    ] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help=RANKS)] = None,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
     microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -102,7 +102,7 @@ def _asked_devices(script: Path) -> list[tuple[str, int]]:
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in ("kf.run", "kf.init", "keras_flow.run"):
-            given = [*node.args[:1]] if name == "kf.init" else []
+            given = node.args[:1] if name == "kf.init" else node.args[1:2]
             given += [word.value for word in node.keywords if word.arg == "devices"]
             numbers = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, int)]
             found += [(name, number) for number in numbers]

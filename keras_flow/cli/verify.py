@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from keras_flow.cli.compare import BACKENDS, names_of
-from keras_flow.cli.explain import MICROBATCHES, SCHEDULE
+from keras_flow.cli.explain import MICROBATCHES, RANKS, SCHEDULE
 from keras_flow.errors import require_file
 
 
@@ -25,6 +25,7 @@ def verify(
     ],
     backends: Annotated[str | None, typer.Option(help=BACKENDS)] = None,
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many rows to verify, from the first.")] = 64,
+    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help=RANKS)] = None,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
     microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
     tolerance: Annotated[
@@ -65,7 +66,7 @@ def verify(
     with working("verifying") as tell, RulesCheck(file, (layout,), names, "a verification") as check:
         for name in names:
             tell(f"{name}: verifying {layout} against one device")
-            results.append(verify_file(name, file, layout, batch_size, check, tolerance, dtype, seed, by_layer))
+            results.append(verify_file(name, file, layout, batch_size, check, tolerance, dtype, seed, by_layer, ranks))
             if not as_json:
                 console.print(results[-1])
     if as_json:

@@ -30,6 +30,7 @@ class VerifyJob:
         seed: of the weights.
         by_layer: as of `dist.verify`.
         out: file to which the result is written.
+        ranks: how many, where the layout's name does not say it; None: 4.
     """
 
     file: str
@@ -40,6 +41,7 @@ class VerifyJob:
     seed: int
     by_layer: bool | None
     out: str
+    ranks: int | None = None
 
 
 def verify_file(
@@ -52,6 +54,7 @@ def verify_file(
     dtype: str | None = None,
     seed: int = 0,
     by_layer: bool | None = None,
+    ranks: int | None = None,
 ) -> Verification:
     """Verify a program's model under a layout on one backend.
 
@@ -62,7 +65,7 @@ def verify_file(
     """
     with tempfile.TemporaryDirectory(prefix="keras-flow-verify-") as folder:
         out = Path(folder) / "verification.json"
-        job = VerifyJob(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, by_layer, str(out))
+        job = VerifyJob(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, by_layer, str(out), ranks)
         with EngineProcess(backend, "keras_flow.cli.verify_file", json.dumps(vars(job))) as process:
             if not process.wait(LIMIT, check.raise_what_is_found):
                 raise FlowError(f"{backend}: the verification took more than {LIMIT} s and was ended")
@@ -107,7 +110,7 @@ def main(text: str) -> int:
     from keras_flow import user_file
 
     job = VerifyJob(**json.loads(text))
-    ranks = user_file.ranks_of(job.layout) or 4
+    ranks = user_file.ranks_of(job.layout) or job.ranks or 4
     try:
         kf.run(run, devices=ranks, args=(job,), rehearse=False)
     except FlowError as error:

@@ -139,7 +139,8 @@ def _variables(run: RunResult) -> dict[str, list[int]]:
         for path, shape in run.shapes[rank].items():
             if "seed_generator" not in path:
                 found.setdefault(path, shape)
-    return found
+    # in the order of the model's weights: a rank may have the first and the third stage
+    return {path: found[path] for path in run.declared if path in found}
 
 
 def breakable(path: str) -> str:

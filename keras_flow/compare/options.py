@@ -22,6 +22,7 @@ class CompareOptions:
         seed: seed of the initial weights and of the order of samples.
         out: folder for the report.
         trace: write a timeline of two more steps of each run.
+        ranks: how many ranks layouts of the program's own may use; None: 4, or more where another layout names more.
     """
 
     file: Path
@@ -33,6 +34,7 @@ class CompareOptions:
     seed: int = 0
     out: Path = Path("compare-out")
     trace: bool = False
+    ranks: int | None = None
 
     def command(self) -> str:
         """The command line that asks for the same.
@@ -44,8 +46,9 @@ class CompareOptions:
         words = ["keras-flow", "compare", str(self.file)]
         words += [] if self.backends is None else ["--backends", ",".join(self.backends)]
         words += ["--layouts", ",".join(self.layouts)]
-        for name, value in (("--steps", self.steps), ("--epochs", self.epochs), ("--batch-size", self.batch_size)):
-            words += [] if value is None else [name, str(value)]
+        numbers = {"ranks": self.ranks, "steps": self.steps, "epochs": self.epochs, "batch-size": self.batch_size}
+        for name, value in numbers.items():
+            words += [] if value is None else [f"--{name}", str(value)]
         words += ["--seed", str(self.seed), "--out", str(self.out)]
         words += ["--trace"] if self.trace else []
         return shlex.join(words)
@@ -65,6 +68,7 @@ class CompareJob:
         seed: see `CompareOptions`.
         folder: for weights, events and results of all processes.
         traces: folder for timelines; None: none are written.
+        ranks: see `CompareOptions`.
         perturbed: the first weights are changed in their last bit: what rounding does to this program.
     """
 
@@ -78,6 +82,7 @@ class CompareJob:
     folder: str
     traces: str | None = None
     perturbed: bool = False
+    ranks: int | None = None
 
     @property
     def of_backend(self) -> Path:

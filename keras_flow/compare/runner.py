@@ -136,6 +136,7 @@ def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder
         seed=options.seed,
         folder=str(folder),
         traces=str(options.out.resolve()) if options.trace else None,
+        ranks=options.ranks,
     )
     job.write(folder / f"job-{backend}.json")
     return job

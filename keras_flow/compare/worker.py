@@ -35,8 +35,8 @@ def main(action: str, path: str) -> int:
     from keras_flow import user_file
     from keras_flow.backends import symbolic
 
-    # 4 for a layout of the file's own, whose size is known when the file has run
-    ranks = max((user_file.ranks_of(name) or 4 for name in job.layouts), default=1)
+    # a layout of the file's own has no size until the file has run
+    ranks = max((user_file.ranks_of(name) or job.ranks or 4 for name in job.layouts), default=1)
     try:
         if action == "train":
             kf.run(train, devices=ranks, args=(path,), rehearse=False)
@@ -244,6 +244,7 @@ def _write_shards(folder: Path, layout: str, model: object, computed: Iterable[i
     """
     from keras_flow.backends.active import backend as engine
     from keras_flow.current.variable_layout import keras_layout
+    from keras_flow.runtime import env
 
     shapes: dict[str, dict[str, list[int]]] = {str(rank): {} for rank in computed}
     declared = {}
@@ -262,7 +263,7 @@ def _write_shards(folder: Path, layout: str, model: object, computed: Iterable[i
                     f"{variable.path}: rank {rank} holds {shard.shape}, its layout says "
                     f"{layout_of.layout.local_shape(rank)}: the declared split is not physical"
                 )
-    path = folder / f"held-{'-'.join(sorted(shapes))}.json"
+    path = folder / f"held-{env.process_index()}.json"
     path.write_text(json.dumps({"shapes": shapes, "bytes": bytes_of, "declared": declared}))
 
 

@@ -10,7 +10,8 @@ from keras_flow.backends.engine_records import TraceEvent
 
 T = TypeVar("T")
 
-_STEP, _LAYER, _GRADIENTS = (re.compile(f"^{text} (.+)$") for text in ("step", "layer", "gradients of"))
+_STEP = re.compile(r"^step (\d+)$")  # an annotation of the user's may begin with the word
+_LAYER, _GRADIENTS = (re.compile(f"^{text} (.+)$") for text in ("layer", "gradients of"))
 
 
 def chrome(processes: Mapping[int, Sequence[TraceEvent]]) -> dict[str, object]:

@@ -1,8 +1,11 @@
 """The command line: light to load, and clear about what it is given."""
 
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.launch import programs
@@ -101,3 +104,15 @@ def test_console_script_is_this() -> None:
     (script,) = entry_points(group="console_scripts", name="keras-flow")
     assert script.value == "keras_flow.cli.app:main"
     assert Path(sys.executable).with_name("keras-flow").exists()
+
+
+def test_a_command_that_is_terminated_leaves_no_engine_running() -> None:
+    program = Path(__file__).parents[1] / "compare" / "tiny.py"
+    command = [sys.executable, "-m", "keras_flow.cli.app", "verify", str(program), "--layout", "dp2"]
+    with subprocess.Popen([*command, "--backends", "jax"], stderr=subprocess.DEVNULL) as job:
+        until = time.monotonic() + 60
+        while not (children := psutil.Process(job.pid).children(recursive=True)) and time.monotonic() < until:
+            time.sleep(0.05)
+        job.terminate()
+        assert job.wait(30) == 143
+    assert children and not psutil.wait_procs(children, timeout=10)[1]
