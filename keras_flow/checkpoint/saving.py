@@ -309,10 +309,12 @@ def _apart(work: _Writing) -> None:
     """Write in a thread, without a message: process 0 looks for the notes of the others, they for what it makes."""
     until = time.monotonic() + joining.waiting_seconds()
     if work.here.process_index != 0:
+        # of an older checkpoint of this step, which stays where process 0 fails
+        before = store.version(work.folder / manifest.NAME)
         work.write()
         note = _note_of(work.writing, work.here.process_index)
         _wait(lambda: store.is_over(work.writing, note), until, "process 0, which makes the checkpoint,")
-        if not (work.folder / manifest.NAME).is_file():
+        if store.version(work.folder / manifest.NAME) in (None, before):
             raise FlowError(f"the checkpoint {str(work.folder)!r} was not written: process 0 failed, and says why")
         return
     try:

@@ -133,8 +133,25 @@ def read(path: Place, begin: int, end: int) -> bytes:
     """
     if isinstance(path, Stored):
         return path.files.cat_file(path.path, start=begin, end=end)
+    parts = []
     with path.open("rb") as file:
-        return os.pread(file.fileno(), end - begin, begin)
+        # the system gives 2 GiB at most at a time
+        while part := os.pread(file.fileno(), end - begin, begin):
+            parts.append(part)
+            begin += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def version(path: Place) -> object:
+    """Return what is another one once a file is written again; None where there is none."""
+    try:
+        if isinstance(path, Stored):
+            path.files.invalidate_cache()
+            return path.files.ukey(path.path)
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 # ---- writing

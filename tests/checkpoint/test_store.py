@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import numpy as np
 import pytest
 
 import keras_flow as kf
-from keras_flow.checkpoint import manifest, store
+from keras_flow.checkpoint import manifest, saving, store
 from keras_flow.current import joining
 from keras_flow.errors import FlowError
 from tests.checkpoint import programs
@@ -130,6 +132,33 @@ def test_processes_save_and_load_and_a_stopped_program_goes_on(
     for stop in (5, 9):
         assert pool(programs.trained, f"{where}/stopped", "dp4", "arrays", stop) == {}
     assert pool(programs.trained, f"{where}/stopped", "dp4") == expected
+
+
+def test_long_rows_are_read_in_several_parts(tmp_path: Path, monkeypatch: Any) -> None:
+    """The system reads 2 GiB at most at a time."""
+    (tmp_path / "file").write_bytes(bytes(range(20)))
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, begin: pread(file, min(size, 3), begin))
+    assert store.read(tmp_path / "file", 2, 13) == bytes(range(2, 13))
+    assert store.read(tmp_path / "file", 18, 30) == bytes([18, 19])
+
+
+@pytest.mark.parametrize("place", ["", "file://"])
+def test_another_process_does_not_take_an_older_checkpoint_for_the_new_one(place: str, tmp_path: Path) -> None:
+    """Of a step that is there already, where process 0 fails."""
+    folder = store.at(f"{place}{tmp_path}") / "step-00000001"
+    folder.mkdir()
+    store.write_text(folder / store.MANIFEST, "old")
+    here = types.SimpleNamespace(process_index=1)
+    for is_written in (True, False):
+
+        def write(is_written: bool = is_written) -> None:
+            if is_written:
+                store.write_text(folder / store.MANIFEST, "new")
+
+        work: Any = types.SimpleNamespace(here=here, folder=folder, writing=folder / "gone", write=write)
+        with contextlib.nullcontext() if is_written else pytest.raises(FlowError, match="process 0 failed"):
+            saving._apart(work)
 
 
 def test_a_reader_beside_a_writer_sees_a_whole_file_or_none(tmp_path: Path) -> None:
