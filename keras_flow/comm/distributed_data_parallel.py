@@ -148,11 +148,11 @@ class DistributedDataParallel:
     def no_sync(self) -> Iterator[None]:
         """Inside, gradients are added up and not averaged; the first step outside averages their sum."""
         with self._replica.no_sync() if self._replica.no_sync else nullcontext():
-            self._is_synced = False
+            was_synced, self._is_synced = self._is_synced, False  # it may be inside another one
             try:
                 yield
             finally:
-                self._is_synced = True
+                self._is_synced = was_synced
 
     def _averaged(self, gradients: list[Any]) -> list[Any]:
         """All buckets are begun before the first is waited for; the last layers' first, as they are computed."""

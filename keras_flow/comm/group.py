@@ -173,7 +173,8 @@ def _of_one_dtype(values: Sequence[Any]) -> list[Any]:
     """Lists of numbers as arrays of their common dtype: `[]` beside `[1]` has whole numbers."""
     plain = [isinstance(value, (list, tuple, float, int)) for value in values]
     arrays = [np.asarray(value) for value, is_plain in zip(values, plain, strict=True) if is_plain]
-    wanted = default_of_values(np.asarray(sum(array.ravel()[:1].sum() for array in arrays if array.size)))
+    kinds = [array.dtype for array in arrays if array.size]  # `[]` has none of its own
+    wanted = default_of_values(np.zeros(0, np.result_type(*kinds) if kinds else int))
     return [
         np.asarray(value).astype(wanted) if is_plain else value for value, is_plain in zip(values, plain, strict=True)
     ]

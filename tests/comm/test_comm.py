@@ -10,7 +10,7 @@ import pytest
 
 import keras_flow as kf
 from keras_flow.backends.engines import that_train
-from keras_flow.comm import objects, repeated
+from keras_flow.comm import group, objects, repeated
 from keras_flow.launch.environment import free_port
 from tests import sampling
 from tests.comm import cases
@@ -144,6 +144,17 @@ def test_what_is_refused(on_ranks) -> None:
                 call()
 
     on_ranks("jax")(program)
+
+
+def test_lists_have_one_dtype() -> None:
+    for lists, wanted in (
+        ([[True], [False, True]], "bool"),
+        ([[], [1]], "int32"),
+        ([[], []], "int32"),
+        ([[True], [2]], "int32"),
+        ([[1], [0.5]], "float32"),
+    ):
+        assert {str(each.dtype) for each in group._of_one_dtype(lists)} == {wanted}
 
 
 def test_an_object_that_nobody_of_the_job_signed_is_not_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
