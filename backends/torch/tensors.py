@@ -96,7 +96,7 @@ def from_engine(value: Any) -> tuple[Layout, dict[int, torch.Tensor]] | None:
         )
     layout = Layout(placement, cast("sbp.NdSbp", tuple(nd_sbp)), tuple(value.shape))
     rank = world().local_ranks[0]
-    local = value.to_local()
+    local = value.to_local().detach()  # autograd follows a variable that is trained
     # torch splits 5 rows over 4 ranks into 2, 2, 1 and 0; ours are 2, 1, 1 and 1
     if placement.contains(rank) and tuple(local.shape) != layout.local_shape(rank):
         raise FlowError(

@@ -34,12 +34,15 @@ def global_tensor(value: object) -> GlobalTensor:
         ((8, 2), (2, 2))
     """
     array: Any = value.value if isinstance(value, keras.Variable) else value
-    layout_and_shards = tensor_engine().from_engine(array)
+    engine = tensor_engine()
+    layout_and_shards = engine.from_engine(array)
     variable = keras_layout(value) if isinstance(value, keras.Variable) else None
     if layout_and_shards is None and variable is not None:
         # a plain tensor of Keras, which no engine calls distributed: on each rank the whole value
         placement = variable.distribution.placement
-        shards = {rank: keras.ops.convert_to_tensor(value) for rank in local_ranks() if placement.contains(rank)}
+        # a constant, as other shards are: what is computed of it is on no tape
+        whole = engine.without_gradient(keras.ops.convert_to_tensor(value))
+        shards = {rank: whole for rank in local_ranks() if placement.contains(rank)}
         layout_and_shards = Layout(placement, ["B"] * placement.ndim, array.shape), shards
     if layout_and_shards is None:
         raise FlowError(

@@ -76,6 +76,7 @@ def test_a_variable_under_a_scope() -> None:
     kernel = kf.global_tensor(model.weights[0])
     assert sbp.text(kernel.sbp) == "B,S(1)" and kernel.shape == (4, 6)
     assert np.array_equal(kernel.numpy(), keras.ops.convert_to_numpy(model.weights[0]))
+    assert not any(getattr(shard, "requires_grad", False) for shard in kernel._shards.values())
 
 
 @on_engines_alone
@@ -87,6 +88,7 @@ def test_variables_that_ranks_hold_whole() -> None:
     variables = [kf.global_tensor(variable) for variable in model.layers[0].weights]
     assert {(str(value.placement.ranks), sbp.text(value.sbp)) for value in variables} == {("(0, 2, 3)", "B")}
     for value, variable in zip(variables, model.layers[0].weights, strict=True):
+        assert not any(getattr(shard, "requires_grad", False) for shard in value._shards.values())
         assert np.array_equal(value.numpy(), keras.ops.convert_to_numpy(variable))
     assert "int8" in {value.dtype for value in variables}
 
