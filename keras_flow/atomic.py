@@ -23,7 +23,7 @@ import psutil
 
 #: folders in which files are written begin so, then host and container, the process, the second of its start, a number
 _PREFIX = ".keras-flow-writes-"
-#: how the name of the old folder ends while there is none of its own name
+#: how the name of the old folder ends, after the name of its writer's folder, while there is none of its own name
 _OLD = ".keras-flow-old"
 #: seconds after which a folder of another host, whose processes cannot be seen from here, is left over
 _FORGOTTEN_SECONDS = 24 * 3600.0
@@ -97,8 +97,7 @@ def folder_in(parent: Path) -> Iterator[Path]:
     It is one of the system's temporary folders where `parent` may not be written.
     """
     remove_left_over(parent)
-    own = psutil.Process()
-    folder = parent / f"{_PREFIX}{_processes_seen()}-{own.pid}-{int(own.create_time())}-{next(_numbers)}"
+    folder = parent / _name_of_writer()
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
@@ -159,7 +158,7 @@ def _exchange_folders(new: Path, target: Path) -> None:
     if rename is not None and rename(_HERE, os.fsencode(new), _HERE, os.fsencode(target), _EXCHANGE) == 0:
         return
     # a system or file system without it: for a moment there is no folder, and the old one is beside
-    old = target.with_name(f"{target.name}{_OLD}")
+    old = target.with_name(f"{target.name}{_name_of_writer()}{_OLD}")
     os.rename(target, old)
     try:
         os.rename(new, target)
@@ -181,12 +180,15 @@ def _to_disk(path: Path) -> None:
 
 def remove_left_over(parent: Path) -> None:
     """Remove the folders of writers that were killed."""
-    for old in parent.glob(f"*{_OLD}"):  # of a writer that was killed between two renames
-        target = old.with_name(old.name.removesuffix(_OLD))
+    for old in parent.glob(f"*{_PREFIX}*{_OLD}"):
+        name, _, writer = old.name.removesuffix(_OLD).rpartition(_PREFIX)
+        if not name or _is_written(old, writer):
+            continue
+        target = old.with_name(name)  # of a writer that was killed between two renames
         with contextlib.suppress(OSError):
             shutil.rmtree(old) if target.exists() else os.rename(old, target)
     for folder in parent.glob(f"{_PREFIX}*"):
-        if not _is_written(folder):
+        if not _is_written(folder, folder.name.removeprefix(_PREFIX)):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -200,15 +202,24 @@ def _processes_seen() -> str:
     return socket.gethostname()
 
 
-def _is_written(folder: Path) -> bool:
-    """Whether the process that made a folder may still be writing in it."""
-    parts = folder.name.removeprefix(_PREFIX).rsplit("-", 3)
+def _name_of_writer() -> str:
+    """A name for a folder of this process."""
+    own = psutil.Process()
+    return f"{_PREFIX}{_processes_seen()}-{own.pid}-{int(own.create_time())}-{next(_numbers)}"
+
+
+def _is_written(folder: Path, writer: str) -> bool:
+    """Whether the process that made a folder, `writer` in its name, may still be writing."""
+    parts = writer.rsplit("-", 3)
     if len(parts) != 4:
         return True  # of somebody else
     host, pid, started, _ = parts
     if host != _processes_seen():
         with contextlib.suppress(OSError):
-            return time.time() - folder.stat().st_mtime < _FORGOTTEN_SECONDS
+            found = folder.stat()
+            # an old folder was written before: what counts is when it was renamed
+            since = found.st_ctime if folder.name.endswith(_OLD) else found.st_mtime
+            return time.time() - since < _FORGOTTEN_SECONDS
         return False
     try:
         return abs(psutil.Process(int(pid)).create_time() - int(started)) < 2.0

@@ -121,6 +121,31 @@ def test_writers_of_another_container_are_left_alone(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.iterdir()) == [other.name, "file"]
 
 
+def test_the_old_folder_of_a_living_writer_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system cannot exchange two names, another writer may come while there is no folder."""
+    monkeypatch.setattr(atomic.ctypes, "CDLL", lambda *args, **kwargs: None)
+    new, target = tmp_path / "new", tmp_path / "model"
+    for folder, text in ((new, "new"), (target, "old")):
+        folder.mkdir()
+        (folder / "file").write_text(text)
+    rename = os.rename
+
+    def renamed(source: Path, place: Path) -> None:
+        rename(source, place)
+        if source == target:
+            atomic.remove_left_over(tmp_path)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    atomic.put(new, target)
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]
+    assert (target / "file").read_text() == "new"
+    # one that was killed there
+    dead = f"{atomic._PREFIX}{atomic._processes_seen()}-999999999-1-0{atomic._OLD}"
+    rename(target, tmp_path / f"model{dead}")
+    atomic.remove_left_over(tmp_path)
+    assert (target / "file").read_text() == "new"
+
+
 def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
     for number in ("1", "2"):
         with atomic.beside(tmp_path / "folder") as new:
