@@ -103,6 +103,8 @@ def step_state(
         # references, no copies: a step that donates its inputs deletes them, and then the new state is used
         values = [(v, v._value) for name, get in groups.items() if which.get(name) for v in get()]
         _purged.update((loop, values) for loop in running()[-1:])
+        # that of an earlier loop is older than these values, which the program may have assigned since
+        model._jax_state = None  # pyright: ignore[reportAttributeAccessIssue]
     state, seen = original(model, **which), set()
     for group in state:
         for place, value in enumerate(group):

@@ -142,3 +142,28 @@ def _keeps_values() -> bool:
 def test_a_loop_that_ended_keeps_no_values(on_ranks: Any) -> None:
     """Eager steps donate nothing, so that what is remembered of the weights before the loop would stay."""
     assert not on_ranks("jax")(_keeps_values)
+
+
+def _after_failures() -> list[float]:
+    import contextlib
+
+    import keras
+
+    import keras_flow as kf
+
+    x, y = _data()
+    found = []
+    with kf.DataParallel().scope():
+        model = _model(keras.layers.Dense(3))
+        model.train_on_batch(x, y)
+        for number, act in enumerate((lambda: model.predict(x[:, :4]), lambda: model.evaluate(x[:, :4], y))):
+            model.set_weights([np.full(weight.shape, 7.0 + number) for weight in model.get_weights()])
+            with contextlib.suppress(ValueError):
+                act()
+                raise AssertionError("wrong data were accepted")
+            found += [float(value) for weight in model.get_weights() for value in (weight.min(), weight.max())]
+    return found
+
+
+def test_a_loop_that_fails_leaves_the_weights_that_it_began_with(on_ranks: Callable[..., Pool]) -> None:
+    assert on_ranks("jax")(_after_failures) == [7.0] * 8 + [8.0] * 8
