@@ -223,7 +223,7 @@ NAMES = {
         "Block block_of cut_of": "in `creation` on TensorFlow, whose values on meshes are made so, too",
     },
     "trainer": {
-        "jit predict_on_batch": "Keras's stock trainer does the rest on JAX",
+        "jit on_batch": "Keras's stock trainer does the rest on JAX",
         "step_state": "JAX ends the process where a step overwrites one array twice",
         "make_function": "JAX jits Keras's own step function",
         "LoopSource": "an iterator of tf.data has threads, which end with it",
