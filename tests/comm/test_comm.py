@@ -278,3 +278,22 @@ def test_ranks_that_call_different_things_are_told(on_ranks) -> None:
 def test_ddp_takes_a_model_of_keras() -> None:
     with pytest.raises(kf.FlowError, match="takes a Keras model, and was given a object: write it of Keras layers"):
         kf.DistributedDataParallel(object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(SINGLE))
+def test_gradients_are_those_of_the_weights_that_are_trained_now(engine: str, on_ranks) -> None:
+    def program(engine: str) -> list[list[float]]:
+        import importlib
+
+        replica = importlib.import_module(f"keras_flow.backends.{engine}.replica")
+        layers = [keras.layers.Dense(1, use_bias=False, kernel_initializer=start) for start in ("ones", "zeros")]
+        model = keras.Sequential([keras.Input((1,)), *layers])
+        step = replica.make_replica(model, (0,), 1, False).gradients_of(lambda x: keras.ops.sum(model(x)), False)
+        x = keras.ops.ones((1, 1))
+        found = []
+        for first, second in ((True, True), (True, False), (False, True)):  # the loss is x * 1 * 0
+            layers[0].trainable, layers[1].trainable = first, second
+            found.append([float(np.asarray(each)[0, 0]) for each in step(x)[1]])
+        return found
+
+    assert on_ranks(engine)(program, engine) == [[0.0, 1.0], [0.0], [1.0]]
