@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import datetime
 import os
-import re
 import sys
 import time
 
@@ -112,13 +111,13 @@ def get_text(key: str, seconds: float) -> str:
         # not `wait`: a rank that waits inside the store hears no signal
         while not _store().check([key]):
             if time.monotonic() > until:
-                raise RuntimeError("nothing was written")
+                count, silent = torch_distributed.get_world_size(), int(key.rpartition("/")[2])
+                raise joining.SilentProcess(silent, count, seconds, TimeoutError("nothing was written"))
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return _store().get(key).decode()
-    except RuntimeError as error:
-        count = torch_distributed.get_world_size()
-        raise joining.SilentProcess(int(re.sub(r".*/", "", key)), count, seconds, error) from error
+    except RuntimeError as error:  # its connection does not come back
+        raise joining.LostStore(key, error) from error
 
 
 def delete_text(key: str) -> None:

@@ -25,6 +25,8 @@ DEFAULT_TIMEOUT = 1800.0
 _JOINING_SECONDS = 300.0
 #: seconds of one wait for a text of another process
 _WAIT_SECONDS = 1.0
+#: failures of the job's store, one after the other, of which the last one is raised
+_STORE_FAILURES = 3
 
 #: how the error begins of a process that waited for the one that writes files, which has failed
 WRITER_FAILED = "process 0, which writes the files of all processes, failed"
@@ -58,12 +60,11 @@ def joining_seconds() -> float:
 
 def cannot_join(processes: Processes, seconds: float, error: BaseException) -> str:
     """The text of the error for a job whose processes do not find each other."""
-    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     who = "listen at" if processes.index == 0 else "reach"
     return (
         f"process {processes.index} of {processes.count} could not {who} the coordinator {processes.coordinator} "
-        f"within {seconds:g} s ({cause}). Were all {processes.count} processes started, with the same address, and is "
-        "the port free there and open between the hosts? MASTER_ADDR and MASTER_PORT name it (keras-flow launch "
+        f"within {seconds:g} s ({_cause(error)}). Were all {processes.count} processes started, with the same address, "
+        "and is the port free there and open between the hosts? MASTER_ADDR and MASTER_PORT name it (keras-flow launch "
         "--master_addr, --master_port)."
     )
 
@@ -88,14 +89,20 @@ def in_short_waits(
 
     Raises:
         SilentProcess: it did not come.
+        LostStore: the store fails, which is no word on the other process.
     """
-    until = time.monotonic() + seconds
+    until, failures, wait = time.monotonic() + seconds, 0, min(seconds, _WAIT_SECONDS)
     while True:
         try:
-            return ask(key, int(1000 * min(seconds, _WAIT_SECONDS)))
+            return ask(key, int(1000 * wait))
         except failure as error:
-            if not is_late(error) or time.monotonic() >= until:
+            failures = 0 if is_late(error) else failures + 1
+            if failures == _STORE_FAILURES:
+                raise LostStore(key, error) from error
+            if time.monotonic() >= until and not failures:
                 raise SilentProcess(int(key.rpartition("/")[2]), count, seconds, error) from error
+        if failures:  # which come at once
+            time.sleep(wait)
 
 
 class SilentProcess(FlowError):
@@ -106,12 +113,25 @@ class SilentProcess(FlowError):
     """
 
     def __init__(self, process: int, count: int, seconds: float, error: BaseException) -> None:
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         super().__init__(
-            f"process {process} of {count} did not answer within {seconds:g} s ({cause}). Every process must run the "
-            "same program: look for a branch that only some of them take."
+            f"process {process} of {count} did not answer within {seconds:g} s ({_cause(error)}). Every process must "
+            "run the same program: look for a branch that only some of them take."
         )
         self.process = process
+
+
+class LostStore(FlowError):
+    """The job's store, through which its processes find each other, fails."""
+
+    def __init__(self, key: str, error: BaseException) -> None:
+        super().__init__(
+            f"the job's store, which process 0 keeps, failed as it was asked for {key!r} "
+            f"({_cause(error)}). Look for an error of process 0, or in the network between the hosts."
+        )
+
+
+def _cause(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def too_late(processes: Processes, engine: str, causes: str) -> str:

@@ -70,3 +70,25 @@ def test_who_says_nothing_more_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(ConnectionError):
             client.receive(5)
         client.close()
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_store_that_fails_is_asked_a_few_times_and_named(failures: int) -> None:
+    """Its failures come at once: asked on and on, a process would be busy until the limit of an hour."""
+    asked: list[str] = []
+
+    def ask(key: str, milliseconds: int) -> str:
+        asked.append(key)
+        if len(asked) <= failures:
+            raise OSError("UNAVAILABLE: Connection reset by peer")
+        return "there"
+
+    def text() -> str:
+        return joining.in_short_waits(ask, OSError, lambda error: "DEADLINE" in str(error), "at/1", 2, 0.01)
+
+    if failures == 2:
+        assert text() == "there"
+        return
+    with pytest.raises(joining.LostStore, match=r"store, which process 0 keeps, failed .*'at/1' \(UNAVAILABLE: Conn"):
+        text()
+    assert len(asked) == 3
