@@ -107,8 +107,9 @@ def meet(name: str, may_leave: bool = False, waits: bool = False) -> bool:
     try:
         _come_together(key, range(here.process_count), may_leave)
     except _Apart:
-        with contextlib.suppress(Exception):
-            store().delete_text(f"{key}/{here.process_index}")
+        if here.process_index:  # that of process 0 is what was decided, which the others may still ask for
+            with contextlib.suppress(Exception):
+                store().delete_text(f"{key}/{here.process_index}")
         whereabouts.take_back()
         return False
     if may_leave:

@@ -71,7 +71,8 @@ class Entry:
 
 
 _entries: deque[Entry] = deque([Entry(0, "the beginning", "")], _KEPT)
-_watching: threading.Event | None = None
+#: the thread that tells the others, and what ends it
+_watching: tuple[threading.Thread, threading.Event] | None = None
 _begun_anew = 0
 #: texts that this process has exchanged with all (`agreement.py`), which are no entries
 _exchanges = 0
@@ -107,8 +108,9 @@ def enter(name: str, place: str | None = None, said: str = "", waits: bool = Fal
     _inside = entry if waits else None
     last_call.enter(f"{said}{entry}")
     if _watching is None and tensor_engine().world().process_count > 1:
-        _watching = threading.Event()
-        threading.Thread(target=_watch, args=(_watching,), daemon=True, name="keras_flow-meeting").start()
+        ended = threading.Event()
+        _watching = threading.Thread(target=_watch, args=(ended,), daemon=True, name="keras_flow-meeting"), ended
+        _watching[0].start()
         atexit.register(_leave)
 
 
@@ -140,8 +142,10 @@ def in_store() -> Iterator[None]:
     """Inside, the program waits in the store, and raises an error itself; after it, it goes on as before."""
     global _inside
     inside, _inside = _inside, None
-    yield
-    _inside = inside
+    try:
+        yield
+    finally:
+        _inside = inside
 
 
 @contextmanager
@@ -395,7 +399,9 @@ def _proof() -> Verdict | None:
 def _leave() -> None:
     """Tell at exit that nothing failed: who waits for this process will wait without end."""
     assert _watching is not None
-    _watching.set()
+    thread, ended = _watching
+    ended.set()
+    thread.join(1.0)  # it may be telling what was before the end, and would write that after it
     if getattr(sys, "last_value", None) is None:
         before = now()
         _entries.append(Entry(before.number + 1, END, "", zlib.crc32(END.encode(), before.digest)))

@@ -114,3 +114,52 @@ def test_what_needs_all_is_an_error_that_names_both_calls(case: tuple[str, str, 
     assert re.search(f"{one}|{other}", said), err
     assert "exchange of facts" not in said
     assert seconds < 10, f"{seconds:.0f} s"
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_what_process_0_decided_stays_for_the_others(process: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from unittest import mock
+
+    from keras_flow.backends.rendezvous import meeting
+
+    store, here = mock.Mock(), mock.Mock(process_count=2, process_index=process)
+    monkeypatch.setattr(meeting, "store", lambda: store)
+    monkeypatch.setattr(meeting, "tensor_engine", lambda: mock.Mock(world=lambda: here))
+    monkeypatch.setattr(meeting, "enter", mock.Mock())
+    monkeypatch.setattr(meeting.whereabouts, "take_back", mock.Mock())
+    monkeypatch.setattr(meeting, "_come_together", mock.Mock(side_effect=meeting._Apart))
+    assert not meeting.meet("model.predict()", may_leave=True)
+    assert store.delete_text.call_count == process
+
+
+def test_the_end_is_told_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+    from collections import deque
+
+    from keras_flow.backends.rendezvous import whereabouts
+
+    ended, told = threading.Event(), []
+
+    def telling() -> None:
+        ended.wait()
+        time.sleep(0.2)
+        told.append("before the end")
+
+    thread = threading.Thread(target=telling)
+    thread.start()
+    monkeypatch.setattr(whereabouts, "_watching", (thread, ended))
+    monkeypatch.setattr(whereabouts, "_entries", deque([whereabouts.Entry(0, "the beginning", "")]))
+    monkeypatch.setattr(whereabouts, "tell", lambda: told.append(whereabouts.now().name))
+    whereabouts._leave()
+    assert told == ["before the end", whereabouts.END]
+
+
+def test_an_error_leaves_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    from keras_flow.backends.rendezvous import whereabouts
+
+    entry = whereabouts.Entry(1, "a step", "")
+    monkeypatch.setattr(whereabouts, "_inside", entry)
+    with pytest.raises(ValueError), whereabouts.in_store():
+        assert whereabouts._inside is None
+        raise ValueError
+    assert whereabouts._inside is entry
