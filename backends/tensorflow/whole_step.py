@@ -49,7 +49,8 @@ class WholeStep:
         # of several processes each computes the same, on a device of its own
         self.device = rank_devices()[next((rank for rank in distribution.placement.ranks if rank in own), own[0])]
         self._function = compiled(step) if compile else step
-        self._copies: dict[int, tf.Variable] = {}
+        # id of a variable -> that variable, whose id stays its own, and its copy
+        self._copies: dict[int, tuple[keras.Variable, tf.Variable]] = {}
 
     def __call__(self, data: object) -> object:
         """Run the step on a host batch; the results are plain tensors."""
@@ -95,7 +96,7 @@ class WholeStep:
         """Lay the slots that the step has made: what they were, which the compiled step knows, is their copy now."""
         for slot in optimizer._variables:
             if not isinstance(slot._value, dtensor.DVariable):
-                self._copies[id(slot)] = slot._value
+                self._copies[id(slot)] = slot, slot._value
         self.distribution.lay_optimizer(optimizer)
 
     def _copy(self, variable: keras.Variable, value: np.ndarray) -> tf.Variable:
@@ -106,9 +107,10 @@ class WholeStep:
                 )
             # optimizers find their slots by it; private, TensorFlow 2.21 and Keras 3.15
             copy._unique_id = variable._value._unique_id  # type: ignore[attr-defined]
-            self._copies[id(variable)] = copy
-        self._copies[id(variable)].assign(value)
-        return self._copies[id(variable)]
+            self._copies[id(variable)] = variable, copy
+        copy = self._copies[id(variable)][1]
+        copy.assign(value)
+        return copy
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
-from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -25,8 +24,6 @@ from keras_flow.backends.tensorflow.mirrored import strategy
 from keras_flow.backends.tensorflow.traced_step import rows_are_split
 from keras_flow.current.distribution import Distribution, active, expected
 
-#: graph of a step -> id of a tensor made before it -> that tensor, and the constant used for it
-_constants: WeakKeyDictionary[object, dict[int, tuple[tf.Tensor, tf.Tensor]]] = WeakKeyDictionary()
 #: so many of the largest entries at most have a gradient by one-hot matrices, which are as many times the tensor
 _MOST_ONE_HOT = 64
 #: characters of an error text that TensorFlow may search for names of operations
@@ -65,15 +62,18 @@ def captured_tensor(graph: object, tensor: object, *args: object, **kwargs: obje
     when=captured_tensor,
 )
 def capture(
-    _: object, original: Callable[..., object], graph: object, tensor: tf.Tensor, *args: object, **kwargs: object
+    _: object, original: Callable[..., object], graph: Any, tensor: tf.Tensor, *args: object, **kwargs: object
 ) -> object:
     """Hook on `FuncGraph.capture`: a plain tensor (`x + ops.arange(64)` in a Functional model) becomes a constant.
 
     Captured, it would be an input of the program, and DTensor takes plain tensors as inputs only if they are scalars.
     """
-    constants = _constants.setdefault(graph, {})
+    # id of a tensor -> that tensor, and the constant; of the graph itself, which each constant holds
+    constants = getattr(graph, "_keras_flow_constants", None)
+    if constants is None:
+        constants = graph._keras_flow_constants = {}
     if id(tensor) not in constants:
-        with graph.as_default():  # type: ignore[attr-defined]
+        with graph.as_default():
             constants[id(tensor)] = (tensor, tf.constant(tensor.numpy()))  # keeping the tensor keeps its id its own
     return constants[id(tensor)][1]
 

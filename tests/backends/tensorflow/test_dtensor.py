@@ -139,3 +139,49 @@ def test_steps_on_one_device_are_numbered_and_compared(on_ranks) -> None:
         return counts
 
     assert on_ranks("tensorflow")(program) == [4, 8, 12]
+
+
+@sampling.one_in(2)
+def test_graphs_and_copies_live_as_long_as_their_steps(on_ranks) -> None:
+    """A traced step ends with its model, though it holds a constant; a copy's variable lives as long as the copy."""
+
+    def program() -> tuple[int, bool]:
+        import gc
+        import weakref
+
+        import keras
+        import numpy as np
+        from tensorflow.python.framework.func_graph import FuncGraph
+
+        import keras_flow as kf
+        from keras_flow.backends.tensorflow.whole_step import WholeStep
+
+        def holding_constants() -> list[weakref.ref]:
+            graphs = [each for each in gc.get_objects() if isinstance(each, FuncGraph)]
+            return [weakref.ref(graph) for graph in graphs if hasattr(graph, "_keras_flow_constants")]
+
+        def trained() -> list[weakref.ref]:
+            with kf.DataParallel().scope():
+                inputs = keras.Input((4,))
+                outputs = keras.layers.Dense(4)(inputs) + keras.ops.arange(4, dtype="float32")
+                model = keras.Model(inputs, outputs)
+                model.compile("sgd", "mse")
+                model.fit(np.ones((8, 4)), np.ones((8, 4)), verbose=0)
+            return holding_constants()
+
+        graphs = trained()
+        assert graphs
+        keras.utils.clear_session()
+        gc.collect()
+        distribution = kf.DataParallel()
+        with distribution.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+            variable = keras.Variable(np.ones(3, "float32"))
+        step = WholeStep(model, model.predict_step, distribution)
+        step._copy(variable, np.ones(3, "float32"))
+        kept = weakref.ref(variable)
+        del variable
+        gc.collect()
+        return sum(graph() is not None for graph in graphs), kept() is not None
+
+    assert on_ranks("tensorflow")(program) == (0, True)
