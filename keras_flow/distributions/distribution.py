@@ -380,7 +380,9 @@ class FlowDistribution(Distribution):
             text = f"the LayoutMap's keys {idle} match no variable of the model, so nothing is split by them"
             if idle and text not in self._warned:
                 self._warned.add(text)
-                warn(f"{text} (strict=True makes this an error)")
+                inside = self._rule_use.only_inside(idle, paths)
+                how = f": a key must match a path whole, so write {f'.*{inside[0]}'!r}" if inside else ""
+                warn(f"{text}{how} (strict=True makes this an error)")
         problems += [self._rule_use.why_unmatched(key, layers, paths) for key in unmatched]
         problems += [text for layer in model._flatten_layers() for text in unknown_names(layer)]
         problems += self._recomputed.check(model)

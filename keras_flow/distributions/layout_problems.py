@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from keras_flow import near_names
@@ -61,6 +62,11 @@ class RuleUse:
         """Return those of the unmatched keys of `rules` that fit no path of this model, even behind other rules."""
         candidates = self._candidates(layers, paths)
         return [key for key in unmatched if key in self._rules.keys and not takers(self._rules, key, candidates)]
+
+    @staticmethod
+    def only_inside(keys: Sequence[str], paths: Sequence[str]) -> list[str]:
+        """Return the keys that are the end of a path and match no path whole, as `hidden/kernel` in a LayoutMap."""
+        return [key for key in keys if any(re.search(f"(?:{key})$", path) for path in paths)]
 
     def why_unmatched(self, key: str, layers: Sequence[str], paths: Sequence[str]) -> str:
         """Say why a rule is not used: other rules match all its paths first, or it matches no path."""

@@ -119,6 +119,11 @@ def test_keys_of_a_layout_map_that_match_nothing_are_said_once_beside_keys_that_
             warnings.simplefilter("error")
             programs.fit(model)
     assert kf.layout_of(model.get_layer("hidden").kernel).layout.nd_sbp == (kf.sbp.split(1),)
+    keys["logits/kernel"] = (None, "model")  # the end of a path: what a rule of keras_flow would be
+    with kf.ModelParallel(programs.TENSOR, rules=keys).scope():
+        model = programs.build()
+        with pytest.warns(kf.FlowWarning, match=r"match a path whole, so write '\.\*logits/kernel' \(strict"):
+            programs.fit(model)
     alone = keras.distribution.LayoutMap(None)
     alone["model/experts.*/kernel"] = ("model", None)
     for rules, strict in ((keys, True), (alone, False)):
