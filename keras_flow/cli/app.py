@@ -28,6 +28,8 @@ from keras_flow.errors import FlowError, FlowWarning
 from keras_flow.launch import noise
 from keras_flow.launch.failure import RankError
 
+#: what the parser says of a wrong command line; typer has click as a package beside it, or within, by its version
+_UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]
 #: commands that load an engine in this process; the others start processes, which leave out known lines themselves
 _LOAD_AN_ENGINE = {"checkpoint", "explain"}
 
@@ -50,7 +52,24 @@ class _FlagsWithoutType:
 
 
 class _Command(_FlagsWithoutType, TyperCommand):
-    pass
+    """Says of a word too many what the command takes: `keras-flow checkpoint verify DIR` means an option."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            if error.message.startswith("Got unexpected extra argument"):
+                error.message = f"{error.message.rstrip('.')}. {self._takes(ctx, words)}"
+            raise
+
+    def _takes(self, ctx: typer.Context, words: list[str]) -> str:
+        options = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        for word in words:
+            if f"--{word}" in options:
+                return f"Did you mean the option --{word}?"
+        taken = " ".join(piece for piece in self.collect_usage_pieces(ctx) if piece != "[OPTIONS]")
+        return f"keras-flow {self.name} takes {f'{taken} and options' if taken else 'options only'}; --help lists them."
 
 
 class _Commands(_FlagsWithoutType, TyperGroup):

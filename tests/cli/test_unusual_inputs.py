@@ -61,5 +61,10 @@ def test_every_answer_is_one_line_and_meant(on_ranks: Callable[[str], Any], tmp_
         ("keras-flow launch none.py --devices 2", "--devices stands behind none.py, so that the script is given it"),
         ("keras-flow launch --nproc_per_node 2 -m nosuchmodule", "the module nosuchmodule, which is not found"),
         ("keras-flow launch --devices 2 --print-k8s program.py", "--print-k8s needs --image"),
+        ("keras-flow checkpoint verify folder", "(folder). Did you mean the option --verify?"),
+        ("keras-flow checkpoint inspect folder", "(folder). keras-flow checkpoint takes {DIR} and options;"),
+        ("keras-flow doctor jax", "(jax). keras-flow doctor takes options only; --help lists them."),
     ):
         assert part in answers[text], answers[text]
+    # tests/cli/unusual_inputs.py says by which command the page is written
+    assert unusual_inputs.PAGE.read_text() == unusual_inputs.page(tmp_path, answers)

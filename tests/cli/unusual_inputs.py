@@ -1,8 +1,8 @@
 """What is answered to unusual input: a log of inputs with their answers, each one line.
 
-    KERAS_BACKEND=jax python -m tests.cli.unusual_inputs
+    KERAS_BACKEND=jax keras-flow launch --devices 4 -m tests.cli.unusual_inputs
 
-prints it as a table. `test_unusual_inputs.py` looks at each answer.
+writes it to docs/unusual_input.md. `test_unusual_inputs.py` looks at each answer, and compares the page with them.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import tempfile
 import textwrap
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import typer
 
 from keras_flow.errors import FlowError, FlowWarning, LayoutError
 
+PAGE = Path(__file__).parents[2] / "docs" / "unusual_input.md"
 #: no answer: the input was taken
 TAKEN = "(taken)"
 
@@ -50,7 +52,7 @@ def answer(ask: Callable[[], object]) -> str:
         except Exception as error:
             if hasattr(error, "format_message"):  # of the command line's parser
                 return error.format_message()
-            return f"{_raiser(error)} {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            return f"{_raiser(error)} {type(error).__name__}: {textwrap.shorten(str(error), 160, placeholder=' ...')}"
     return "; ".join(str(one.message) for one in said if issubclass(one.category, FlowWarning)) or TAKEN
 
 
@@ -60,25 +62,23 @@ def _raiser(error: Exception) -> str:
     return "(Keras)" if isinstance(error, ValueError) and in_keras else "RAW"
 
 
-def inputs(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Each input in words, and what does it; `folder` takes files."""
-    yield from _of_init()
-    yield from _of_placements()
-    yield from _of_sbp()
-    yield from _of_rules()
-    yield from _of_fit()
-    yield from _of_commands(folder)
-
-
 def log(folder: Path) -> Iterator[tuple[str, str]]:
-    """All inputs with their answers."""
-    return ((text, answer(ask)) for text, ask in inputs(folder))
+    """All inputs with their answers; `folder` takes files."""
+    for inputs in GROUPS.values():
+        for text, ask in inputs(folder):
+            yield text, _on_any_host(answer(ask), folder)
+
+
+def _on_any_host(said: str, folder: Path) -> str:
+    """Return an answer without what the host decides: colours, the folder, the size of the memory."""
+    said = re.sub(r"\x1b\[\d*m", "", said).replace(str(folder.resolve()), "/here").replace(str(folder), "/here")
+    return re.sub(r"the host has \d+ GiB: ask for \d+", "the host has 16 GiB: ask for 163", said)
 
 
 Case = tuple[str, Callable[[], object]]
 
 
-def _of_init() -> Iterator[Case]:
+def _of_init(folder: Path) -> Iterator[Case]:
     import keras_flow as kf
 
     yield "kf.init(0)", lambda: kf.init(0)
@@ -88,7 +88,7 @@ def _of_init() -> Iterator[Case]:
     yield "kf.init(True)", lambda: kf.init(True)
     yield 'kf.init(4, type="npu")', lambda: kf.init(4, type="npu")
     yield 'kf.init(4, type="gpu")', lambda: kf.init(4, type="gpu")
-    yield "kf.init(64) after kf.init(4)", lambda: kf.init(64)
+    yield "kf.init(64) in a job of 4", lambda: kf.init(64)
     yield 'kf.init(4, type="gpu", simulate=True)', lambda: kf.init(4, type="gpu", simulate=True)
     yield "kf.env.get_rank() where a process drives four", lambda: kf.env.get_rank()
     yield "kf.run(main, devices=4, processes=3)", lambda: kf.run(print, devices=4, processes=3)
@@ -101,7 +101,7 @@ def _of_init() -> Iterator[Case]:
     )
 
 
-def _of_placements() -> Iterator[Case]:
+def _of_placements(folder: Path) -> Iterator[Case]:
     import numpy as np
 
     import keras_flow as kf
@@ -127,13 +127,13 @@ def _of_placements() -> Iterator[Case]:
     yield "kf.layout_of(3)", lambda: kf.layout_of(3)  # type: ignore[arg-type]
     each = {rank: np.ones(2, "float32") for rank in range(4)}
     yield "kf.comm.all_reduce({0: x, ...}, 'avg')", lambda: kf.comm.all_reduce(each, "avg")
-    yield 'kf.trace(".")', lambda: kf.trace(".").__enter__()
+    yield 'kf.trace(".")', lambda: kf.trace(str(folder)).__enter__()
     yield 'kf.DataParallel(random="dice")', lambda: kf.DataParallel(random="dice")
     yield 'kf.DataParallel(batch_statistics="mean")', lambda: kf.DataParallel(batch_statistics="mean")
     yield 'kf.DataParallel(verify="always")', lambda: kf.DataParallel(verify="always")
 
 
-def _of_sbp() -> Iterator[Case]:
+def _of_sbp(folder: Path) -> Iterator[Case]:
     import keras_flow as kf
 
     four = kf.Placement(range(4))
@@ -151,7 +151,7 @@ def _of_sbp() -> Iterator[Case]:
     yield "kf.tensor([1.0, 2.0], sbp=split(1))", lambda: kf.tensor(one_dim, placement=four, sbp=kf.sbp.split(1))
 
 
-def _of_rules() -> Iterator[Case]:
+def _of_rules(folder: Path) -> Iterator[Case]:
     import keras_flow as kf
 
     split = kf.sbp.split
@@ -176,7 +176,7 @@ def _of_rules() -> Iterator[Case]:
     yield "batch_axes=0", lambda: _trained({}, batch_axes=0)
 
 
-def _of_fit() -> Iterator[Case]:
+def _of_fit(folder: Path) -> Iterator[Case]:
     import numpy as np
 
     import keras_flow as kf
@@ -296,8 +296,11 @@ def _of_commands(folder: Path) -> Iterator[Case]:
         checkpoint none
         checkpoint program.py
         checkpoint .
+        checkpoint verify folder
+        checkpoint inspect folder
         doctor --backends jxa
         doctor --timeout 0
+        doctor jax
         dance
         compare program.py --stepz 3
     """
@@ -313,15 +316,50 @@ def _command(words: list[str], folder: Path) -> object:
         return app(words, standalone_mode=False)
 
 
+#: what makes each group of inputs, by the group's heading in the page
+GROUPS: dict[str, Callable[[Path], Iterator[Case]]] = {
+    "Ranks and jobs": _of_init,
+    "Placements and distributions": _of_placements,
+    "sbp and layouts": _of_sbp,
+    "Rules": _of_rules,
+    "`fit`": _of_fit,
+    "The command line": _of_commands,
+}
+
+
+def page(folder: Path, answers: Mapping[str, str]) -> str:
+    """Return docs/unusual_input.md: each input that was not taken, with its answer."""
+    groups, count = "", len(answers)
+    for heading, inputs in GROUPS.items():
+        groups += f"\n## {heading}\n\n| input | answer |\n|---|---|\n"
+        for text, _ in inputs(folder):
+            if answers[text] != TAKEN:
+                groups += f"| `{text}` | {_cell(answers[text])} |\n"
+    return f"""# Unusual input
+
+What does keras_flow say to a wrong number, a misspelt name or an empty file? This page has {count} inputs with their
+answers on JAX. Each answer is one line: it says what was asked, what was found and what is legal.
+`KERAS_BACKEND=jax keras-flow launch --devices 4 -m tests.cli.unusual_inputs` writes the page, and a test compares it
+with the answers.
+[Error messages by text](howto/errors_by_text.md) says why an error is raised.
+
+- `four` is `kf.Placement(range(4))`, and `grid` is `kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))`.
+- Rules are given to `kf.ModelParallel(grid, rules=...)`.
+- The commands run in the folder `/here`. It has the files that they name, but not `none.py`.
+{groups}"""
+
+
+def _cell(said: str) -> str:
+    return said.replace("(Keras) ", "Keras says: ").replace("|", "\\|").replace("<", "&lt;")
+
+
 def main() -> None:
-    """Print the log."""
+    """Write the page."""
     import keras_flow as kf
 
-    kf.init(4)
+    kf.init()
     with tempfile.TemporaryDirectory() as folder:
-        print("| input | answer |\n|---|---|")
-        for text, said in log(Path(folder)):
-            print(f"| `{text}` | {said} |".replace("\n", "<br>"), flush=True)
+        PAGE.write_text(page(Path(folder), dict(log(Path(folder)))))
 
 
 if __name__ == "__main__":
