@@ -85,7 +85,7 @@ def export(
 @contextmanager
 def whole(model: keras.Model) -> Iterator[None]:
     """Inside, the model's variables have plain logical values on one device, and no distribution holds."""
-    with _plain(list(models.all_variables(model)), [model], {}):
+    with _plain(list(models.all_variables(model, global_seed=True)), [model], {}):
         yield
 
 

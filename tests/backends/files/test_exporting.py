@@ -195,3 +195,36 @@ def test_a_missing_package_is_told_on_every_rank(on_ranks: Callable, tmp_path: P
     for told in on_ranks("torch").on_each(program, str(tmp_path / "m.xml")):
         assert "model.export(format='openvino'): a package that it needs is missing: " in told
         assert "openvino" in told.rpartition(":")[2] and "\n" not in told
+
+
+def test_a_model_that_draws_by_the_global_generator(on_ranks) -> None:
+    """Its state is no variable of the model, and is on the ranks as those are, where one process predicts alone."""
+
+    def program(folder: str) -> None:
+        import keras
+        import numpy as np
+
+        import keras_flow as kf
+        from keras_flow.backends.files import exporting
+
+        class Drawn(keras.layers.Layer):
+            def call(self, x: Any) -> Any:
+                return x + 1e-6 * keras.random.uniform((4,))
+
+        x = np.ones((8, 4), "float32")
+        with kf.DataParallel().scope():
+            model = keras.Sequential([keras.layers.Input((4,)), Drawn(), keras.layers.Dense(2)])
+            model.compile("sgd", "mse")
+            model.fit(x, x[:, :2], verbose=0)
+            expected = model.predict(x, verbose=0)
+            with exporting.whole(model):
+                model.predict_function = None
+                np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-5)
+            model.predict_function = None
+            np.testing.assert_allclose(model.predict(x, verbose=0), expected, atol=1e-5)
+            model.export(folder, verbose=False)
+        loaded = keras.layers.TFSMLayer(folder, call_endpoint="serve")
+        np.testing.assert_allclose(loaded(x), expected, atol=1e-5)
+
+    with tempfile.TemporaryDirectory() as folder:
+        on_ranks("tensorflow")(program, folder)
