@@ -36,7 +36,7 @@ from keras_flow.errors import FlowError
 _asked_for_jit: WeakSet[keras.Model] = WeakSet()
 #: models whose forward pass DTensor cannot partition: none of their steps is tried
 _forward_on_one_device: WeakSet[keras.Model] = WeakSet()
-#: so many different numbers of rows get a trace of their own; more share one whose rows are open
+#: so many numbers of rows keep their traces; a draw must know its rows, so that none takes all
 MOST_TRACES = 8
 
 
@@ -172,12 +172,12 @@ class Steps:
         if self.model.run_eagerly:
             return self.step
         key = (batch.rows, batch.divides)
-        # data with many lengths (a generator's) would compile for ever
-        if key not in self._functions and len(self._functions) >= MOST_TRACES:
-            key = (None, batch.divides)
         if key not in self._functions:
+            if len(self._functions) == MOST_TRACES:
+                oldest = self._functions.pop(next(iter(self._functions)))
+                self._ran.discard(oldest)
             # no jit_compile: DTensor makes and compiles the program of each rank itself
-            self._functions[key] = compiled(functools.partial(self._traced, batch.divides, key[0]))
+            self._functions[key] = compiled(functools.partial(self._traced, batch.divides, batch.rows))
         return self._functions[key]
 
 

@@ -185,3 +185,29 @@ def test_graphs_and_copies_live_as_long_as_their_steps(on_ranks) -> None:
         return sum(graph() is not None for graph in graphs), kept() is not None
 
     assert on_ranks("tensorflow")(program) == (0, True)
+
+
+@sampling.one_in(2)
+def test_draws_of_many_numbers_of_rows(on_ranks) -> None:
+    """A draw must know its rows: those of the ninth number of rows and later ones were stock draws."""
+
+    def program() -> None:
+        import keras
+        import numpy as np
+
+        import keras_flow as kf
+        from keras_flow.backends.tensorflow.trainer import MOST_TRACES
+
+        def drawn(placement: kf.Placement) -> list[np.ndarray]:
+            keras.utils.set_random_seed(0)
+            with kf.DataParallel(placement, random="logical").scope():
+                model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dropout(0.5, seed=1)])
+                model.train_step = lambda data: {"sum": keras.ops.sum(model(data[0], training=True) * data[0])}
+                model.compile("sgd", "mse")
+                rows = range(4, 4 * (MOST_TRACES + 3), 4)
+                steps = [np.arange(4.0 * count, dtype="float32").reshape(count, 4) for count in rows]
+                return [model.train_on_batch(x, x[:, :1], return_dict=True)["sum"] for x in steps]
+
+        np.testing.assert_allclose(drawn(kf.Placement(range(4))), drawn(kf.Placement([0])), rtol=1e-5)
+
+    on_ranks("tensorflow")(program)
