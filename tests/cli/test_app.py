@@ -115,4 +115,6 @@ def test_a_command_that_is_terminated_leaves_no_engine_running() -> None:
             time.sleep(0.05)
         job.terminate()
         assert job.wait(30) == 143
-    assert children and not psutil.wait_procs(children, timeout=10)[1]
+    alive = psutil.wait_procs(children, timeout=10)[1]
+    # in a container the first process may not collect those that have ended
+    assert children and not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
