@@ -113,10 +113,14 @@ class Reducer:
             if variables:
                 self._end = weakref.finalize(variables[0], self._forget)
                 self._end.atexit = False
-        self.watch(variables)
+        self._watch(variables)
 
-    def watch(self, variables: Sequence[keras.Variable]) -> None:
-        """Watch the gradients of further variables: a `train_step` may train what was frozen when the step began."""
+    def watch_further(self, variables: Sequence[keras.Variable]) -> None:
+        """Watch those that are not watched yet: a `train_step` may train what was frozen when the step began."""
+        known = "_keras_flow_reducer"
+        self._watch([each for each in variables if getattr(each._value, known, None) is not self])
+
+    def _watch(self, variables: Sequence[keras.Variable]) -> None:
         for variable in variables:
             stored = variable._value
             if isinstance(stored, DTensor):  # gathered for its use: its gradient arrives summed and cut

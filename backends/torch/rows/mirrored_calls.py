@@ -54,7 +54,7 @@ def call(
     # from here on gradients differ between the ranks; before, all ranks computed the same and there is nothing to sum
     reducer = gradient_buckets.reducer(placement)
     reducer.on = True
-    reducer.watch(layer.trainable_variables)
+    reducer.watch_further(layer.trainable_variables)
     with computing(step, mine):
         outputs = original(layer, *args, **kwargs)
     return leaves.mapped(lambda leaf: _split(leaf, mine, layer), outputs)
