@@ -64,6 +64,20 @@ def add_variable_from_reference(
     )
 
 
+@hook(
+    "keras.optimizers.LossScaleOptimizer",
+    "apply",
+    "its branches count as an optimizer's, which have no gradients: DTensor computes these, and no layer's",
+    when=distribution_by_dtensor,
+)
+def scaled(
+    _: object, original: Callable[..., object], optimizer: keras.Optimizer, *args: object, **kwargs: object
+) -> object:
+    """Hook on `LossScaleOptimizer.apply`: within its name scope, as the `apply` of every other optimizer."""
+    with keras.name_scope(optimizer.name, caller=optimizer):
+        return original(optimizer, *args, **kwargs)
+
+
 def distribution_of_update(
     optimizer: keras.Optimizer, grads: object, trainable_variables: Iterable | None = None
 ) -> Distribution | None:

@@ -107,6 +107,29 @@ def any_order_of_ranks() -> None:
                 np.testing.assert_allclose(found, value, rtol=0, atol=1e-5 * np.abs(value).max())
 
 
+def scaled_losses() -> None:
+    """The branches of a loss scale are DTensor's, and no reason for one device (whose warning is an error here)."""
+    x, y = (np.random.default_rng(seed).normal(size=(14, 4)).astype("float32") for seed in (0, 1))
+
+    def updates(distribution: object, scale: float) -> list[np.ndarray]:
+        with distribution.scope():
+            keras.utils.set_random_seed(1)
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+            # the second step's gradients overflow, and its scale is halved
+            optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), scale, dynamic_growth_steps=1)
+            model.compile(optimizer, "mse")
+            before = [np.array(value) for value in model.get_weights()]
+            for _ in range(3):
+                model.train_on_batch(x, y)
+        changes = [after - value for after, value in zip(model.get_weights(), before, strict=True)]
+        return [*changes, np.array(optimizer.dynamic_scale), np.array(optimizer.iterations)]
+
+    for scale in (2.0**10, 2.0**127):
+        expected = updates(kf.DataParallel(kf.Placement([0])), scale)
+        for found, value in zip(updates(kf.DataParallel(), scale), expected, strict=True):
+            np.testing.assert_allclose(found, value, rtol=0, atol=1e-5 * np.abs(value).max())
+
+
 def steps() -> None:
     """Steps are traced once for each number of rows; a step that raises leaves the model usable."""
     assert os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] == "0"
@@ -485,6 +508,7 @@ PROGRAMS = {
         copies_of_many_dims,
         rows_of_an_embedding_that_repeat,
         slices_of_ones_own,
+        scaled_losses,
         variables_of_tensorflow,
         draws_of_own_rows,
         operations_that_fail_as_they_run,

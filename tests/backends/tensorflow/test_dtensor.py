@@ -23,6 +23,7 @@ NAMES = (
     "variables_of_tensorflow",
     "draws_of_own_rows",
     "iterators_that_end",
+    "scaled_losses",
 )
 UNSPLIT = (
     "split_classes",
