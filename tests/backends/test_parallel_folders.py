@@ -180,7 +180,7 @@ NAMES = {
         "aten Signature register": "torch has a registry of rules",
     },
     "optimizer": {
-        "Target described_key distribution_by_dtensor add_variable_from_reference distribution_of_update": (
+        "Target described_key distribution_by_dtensor add_variable_from_reference distribution_of_update scaled": (
             "Keras's optimizer on TensorFlow updates by its strategy"
         ),
         "variables_of_dtensors updates_by_element reduce watch": "gradients arrive as partial sums",

@@ -170,7 +170,8 @@ def what_changes_a_layer_changes_its_view() -> None:
     def trained(make: Any, change: Any, shape: tuple[int, ...], rows: int) -> list[np.ndarray]:
         keras.utils.set_random_seed(1)
         model = make()
-        x = np.random.default_rng(3).normal(size=(rows, *shape)).astype("float32")
+        # no sum is near a tie of float8: with other seeds one device itself has other numbers with its rows reordered
+        x = np.random.default_rng(37).normal(size=(rows, *shape)).astype("float32")
         x[1] *= 5  # the largest element is one rank's
         y = np.random.default_rng(4).normal(size=(rows, *model.output_shape[1:])).astype("float32")
         found = []
