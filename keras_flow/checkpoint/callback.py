@@ -347,11 +347,11 @@ class Checkpoint(keras.callbacks.Callback):
             self._save(self._epoch, self._batch, self._epoch_states, now=True)
             return
         # the epoch is over but for its end, where Keras wants a step: what is left out is its validation
-        logs = {name: keras.ops.convert_to_numpy(value) for name, value in self._trained().get_metrics_result().items()}
+        found = self._trained().get_metrics_result()
+        arrays = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in found.items()}
         # as Keras gives logs to callbacks: numbers
-        self._history.on_epoch_end(
-            self._epoch, {name: value.item() if value.size == 1 else value for name, value in logs.items()}
-        )
+        logs = {name: array.item() if array.size == 1 else array for name, array in arrays.items()}
+        self._history.on_epoch_end(self._epoch, logs)
         self._save(self._epoch + 1, 0, {}, now=True)
 
     def _raise(self, wait: bool = False) -> None:
