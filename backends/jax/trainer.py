@@ -96,24 +96,27 @@ def step_state(
 
     What Keras takes off the variables is remembered for `recover`.
     """
+    groups = {
+        "trainable_variables": lambda: model.trainable_variables,
+        "non_trainable_variables": lambda: model.non_trainable_variables,
+        "optimizer_variables": lambda: model.optimizer.variables,
+        "metrics_variables": lambda: model.metrics_variables,
+    }
+    names = [name for name in groups if which.get(name)]
     if which.get("purge_model_variables"):
-        groups = {
-            "trainable_variables": lambda: model.trainable_variables,
-            "non_trainable_variables": lambda: model.non_trainable_variables,
-            "optimizer_variables": lambda: model.optimizer.variables,
-            "metrics_variables": lambda: model.metrics_variables,
-        }
         # references, no copies: a step that donates its inputs deletes them, and then the new state is used
-        values = [(v, v._value) for name, get in groups.items() if which.get(name) for v in get()]
+        values = [(v, v._value) for name in names for v in groups[name]()]
         _purged.update((loop, values) for loop in running()[-1:])
-        # that of an earlier loop is older than these values, which the program may have assigned since
-        model._jax_state = None  # pyright: ignore[reportAttributeAccessIssue]
     state, seen = original(model, **which), set()
     for group in state:
         for place, value in enumerate(group):
             if id(value) in seen:
                 group[place] = variables.separate_copy(value, value.sharding)
             seen.add(id(value))
+    if which.get("purge_model_variables"):
+        # what Keras keeps of an earlier loop is older than these values, which the program may have assigned since
+        kept = dict(zip(names, state, strict=True))
+        model._jax_state = kept  # pyright: ignore[reportAttributeAccessIssue]
     return state
 
 
@@ -182,7 +185,8 @@ def recover(model: keras.Model) -> None:
     Keras takes the values off during a loop and, when a step raises in `evaluate` or `predict`, does not put them back.
     """
     # what the last finished step left is newer than what was remembered
-    if getattr(model, "_jax_state", None):
+    kept: Any = getattr(model, "_jax_state", None)
+    if kept and not any(value.is_deleted() for group in kept.values() for value in group):
         model.jax_state_sync()
     for variable, value in (pair for loop in running()[-1:] for pair in _purged.pop(loop, [])):
         if variable._value is None and not value.is_deleted():

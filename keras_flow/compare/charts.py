@@ -140,7 +140,7 @@ def _variables(run: RunResult) -> dict[str, list[int]]:
             if "seed_generator" not in path:
                 found.setdefault(path, shape)
     # in the order of the model's weights: a rank may have the first and the third stage
-    return {path: found[path] for path in run.declared if path in found}
+    return {path: found[path] for path in (*run.declared, *found) if path in found}
 
 
 def breakable(path: str) -> str:

@@ -49,7 +49,7 @@ def test_installed_once() -> None:
 
 def test_a_remembered_distribution_is_entered_before_an_engine_is_asked() -> None:
     hook = next(hook for hook in backend().hooks() if hook.name == "predict_on_batch")
-    assert [one.replacement.__name__ for one in wrapped(hook)] == ["_entry", "predict_on_batch"]
+    assert [one.replacement.__name__ for one in wrapped(hook)] == ["_entry", "on_batch"]
 
 
 def test_a_missing_target_is_an_error_that_names_it() -> None:

@@ -85,6 +85,13 @@ def test_signatures_of_the_other_names(number: int) -> None:
 
 
 @on_numpy
+def test_counts_of_its_own_for_each_element() -> None:
+    """They may keep the length of a dim, and move elements from one rank's part to another's. (JAX takes no list.)"""
+    case = Case("repeat", {"x": np.arange(24.0).reshape(4, 6)}, {"repeats": [2, 0, 1, 1], "axis": 0}, 3)
+    assert wrong_signatures(case, (2,)) == []
+
+
+@on_numpy
 def test_a_wrong_signature_is_seen() -> None:
     """The check can fail: a row that says that P passes through exp."""
     (case,) = (case for case in CASES if case.name == "exp")

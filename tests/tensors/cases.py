@@ -158,7 +158,6 @@ CASES = [
     Case("conv", {"inputs": floats(4, 6, 8), "kernel": floats(3, 2, 4)}, {}, 5),
     _one("take", floats(4, 6), 4, indices=-2, axis=0),
     Case("take", {"x": floats(4, 6), "indices": numbers(24, 5)}, {}, 2),
-    _one("repeat", floats(4, 6), 3, repeats=[2, 0, 1, 1], axis=0),
 ]
 
 
