@@ -179,6 +179,7 @@ def test_after_a_lost_server_a_job_goes_on_from_the_last_checkpoint(tmp_path: Pa
     assert found["iterations"] == 15
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("engine")
 def test_a_job_that_is_asked_to_end_saves(tmp_path: Path) -> None:
     command = [*_LAUNCH, str(PROGRAM), "saves_when_asked", str(tmp_path)]
