@@ -48,6 +48,7 @@ def test_installed_once() -> None:
 
 
 def test_a_remembered_distribution_is_entered_before_an_engine_is_asked() -> None:
+    kf.DataParallel(programs.DATA)  # which installs hooks
     hook = next(hook for hook in backend().hooks() if hook.name == "predict_on_batch")
     assert [one.replacement.__name__ for one in wrapped(hook)] == ["_entry", "on_batch"]
 
