@@ -42,13 +42,16 @@ class RulesCheck:
         layouts: names of its layouts.
         backends: engines that will train or verify the file's model.
         what: who needs the file, for errors.
+        ranks: as of `user_file.ranks_for`.
     """
 
-    def __init__(self, file: Path, layouts: Sequence[str], backends: Sequence[str], what: str) -> None:
+    def __init__(
+        self, file: Path, layouts: Sequence[str], backends: Sequence[str], what: str, ranks: int | None = None
+    ) -> None:
         engine = ENGINES[_engine_for(file.read_text(encoding="utf-8"), backends)]
         # a check needs no memory of a GPU, and ends where it would write a file
         aside = dict(setting.split("=") for setting in (engine.on_cpu, engine.uncached) if setting)
-        told = ("keras_flow.rules_check", str(file.resolve()), json.dumps(layouts), what)
+        told = ("keras_flow.rules_check", str(file.resolve()), json.dumps(layouts), what, json.dumps(ranks))
         self._process = EngineProcess(engine.name, *told, environment=aside, with_errors=False)
 
     def __enter__(self) -> RulesCheck:
@@ -79,18 +82,18 @@ def _engine_for(source: str, backends: Sequence[str]) -> str:
     return fastest if versions.installed(fastest) and not _OF_ENGINES.search(source) else backends[0]
 
 
-def main(file: str, layouts: list[str], what: str) -> None:
+def main(file: str, layouts: list[str], what: str, given: int | None) -> None:
     """Check the rules in this process, and write what is wrong to standard output for `rehearsal.raise_found`."""
     hidden = [name for name in _NOT_NEEDED if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # Python takes None for "cannot be had"
     importlib.import_module("keras")
     for name in hidden:  # the user's file may have them
         del sys.modules[name]
-    ranks = max(user_file.ranks_of(name) or 4 for name in layouts)
+    ranks = user_file.ranks_for(layouts, given)
     processes = 1 if active.drives_all_ranks() else ranks
     rehearsal.play(lambda: user_file.check_before_start(file, layouts, what), ranks, processes, os.dup(1))
     os._exit(0)  # nothing is left to be finished
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))

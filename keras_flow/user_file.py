@@ -35,6 +35,8 @@ _PIPE = re.compile(
     r"(?:-(gpipe|1f1b|interleaved|zb1p|zbv|auto))?(?:-m([1-9]\d*))?$"
 )
 _HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:z([123]))?(r?)$")
+#: ranks of a layout of the file's own, whose size is not known until the file has run
+RANKS_OF_OWN = 4
 #: what a name ends with -> `remat=`
 _BLOCK = {"": None, "r": "block"}
 
@@ -200,6 +202,16 @@ def ranks_of(layout: str) -> int | None:
     if match := _HYBRID.match(layout):
         return int(match[1]) * int(match[2])
     return None
+
+
+def ranks_for(layouts: Sequence[str], given: int | None = None) -> int:
+    """Ranks on which all of these layouts run: those in their names; for the file's own `given`, otherwise 4.
+
+    Example:
+        >>> ranks_for(["1", "2x2"]), ranks_for(["dp2", "mine"]), ranks_for(["dp2", "mine"], 8)
+        (4, 4, 8)
+    """
+    return max((ranks_of(name) or given or RANKS_OF_OWN for name in layouts), default=1)
 
 
 def with_schedule(layout: str, schedule: str | None, microbatches: int | None) -> str:

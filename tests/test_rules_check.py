@@ -45,6 +45,22 @@ def test_rows_that_the_model_does_not_take_are_told(tmp_path: Path, monkeypatch:
     assert "\n" not in str(error.value)
 
 
+def test_a_layout_of_the_files_own_has_the_ranks_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules_check, "_SECONDS", 100.0)
+    own = 'def distributions(): return {{"eight": lambda: kf.DataParallel(kf.Placement(range(8)))}}\n'
+    text = (FILE + own).format(head="", key="hidden/kernel", dim=1)
+    file = programs.write(tmp_path, text, "compared.py")
+    with rules_check.RulesCheck(file, ["eight"], ["torch"], "us", 8):
+        pass
+    with (
+        pytest.raises(kf.FlowError, match="ranks up to 7"),
+        rules_check.RulesCheck(file, ["eight"], ["torch"], "us"),
+    ):
+        pass
+
+
 def test_what_is_wrong_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(kf.FlowError, match="rule 'hiden/kernel' matched no variable") as error:
         check(tmp_path, monkeypatch, key="hiden/kernel")

@@ -63,7 +63,7 @@ def verify(
     check_file(file, (layout,), "a verification")
     console = Console(width=None if sys.stdout.isatty() else 140)
     results = []
-    with working("verifying") as tell, RulesCheck(file, (layout,), names, "a verification") as check:
+    with working("verifying") as tell, RulesCheck(file, (layout,), names, "a verification", ranks) as check:
         for name in names:
             tell(f"{name}: verifying {layout} against one device")
             results.append(verify_file(name, file, layout, batch_size, check, tolerance, dtype, seed, by_layer, ranks))

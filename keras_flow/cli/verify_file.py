@@ -30,7 +30,7 @@ class VerifyJob:
         seed: of the weights.
         by_layer: as of `dist.verify`.
         out: file to which the result is written.
-        ranks: how many, where the layout's name does not say it; None: 4.
+        ranks: how many, where the layout's name does not say it, as of `user_file.ranks_for`.
     """
 
     file: str
@@ -110,9 +110,8 @@ def main(text: str) -> int:
     from keras_flow import user_file
 
     job = VerifyJob(**json.loads(text))
-    ranks = user_file.ranks_of(job.layout) or job.ranks or 4
     try:
-        kf.run(run, devices=ranks, args=(job,), rehearse=False)
+        kf.run(run, devices=user_file.ranks_for([job.layout], job.ranks), args=(job,), rehearse=False)
     except FlowError as error:
         Path(job.out).write_text(json.dumps({"error": str(error)}))
         return 1

@@ -65,7 +65,10 @@ def compared(options: CompareOptions) -> Comparison:
     with _report_folder(options.out), tempfile.TemporaryDirectory(prefix="keras-flow-compare-") as name:
         folder = Path(name)
         jobs = [_job(options, backend, layouts, folder) for backend in backends]
-        with working("comparing") as tell, RulesCheck(options.file, layouts, backends, "a comparison") as check:
+        with (
+            working("comparing") as tell,
+            RulesCheck(options.file, layouts, backends, "a comparison", options.ranks) as check,
+        ):
             for job in jobs:
                 _run(job, "train", tell, check)
             for job in jobs:

@@ -35,8 +35,7 @@ def main(action: str, path: str) -> int:
     from keras_flow import user_file
     from keras_flow.backends import symbolic
 
-    # a layout of the file's own has no size until the file has run
-    ranks = max((user_file.ranks_of(name) or job.ranks or 4 for name in job.layouts), default=1)
+    ranks = user_file.ranks_for(job.layouts, job.ranks)
     try:
         if action == "train":
             kf.run(train, devices=ranks, args=(path,), rehearse=False)

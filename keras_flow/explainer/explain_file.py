@@ -13,8 +13,6 @@ from keras_flow.explainer.explanation import Explanation
 
 #: ranks that the file's own distributions may use, if neither the command nor the layout's name says how many there are
 _MOST_RANKS = 1 << 16
-#: ranks of a distribution of the file's own that takes all there are
-_RANKS_OF_ALL = 4
 
 
 def explain_file(file: str | Path, layout: str, batch_size: int, ranks: int | None = None) -> Explanation:
@@ -50,7 +48,7 @@ def explain_file(file: str | Path, layout: str, batch_size: int, ranks: int | No
         if given is not None or distribution.placement.size < _MOST_RANKS:
             return _explained(distribution, module, batch_size)
     # it takes all ranks that there are: as many as `compare` and `verify` take then
-    with dry_run(_RANKS_OF_ALL):
+    with dry_run(user_file.RANKS_OF_OWN):
         maker = user_file.distribution_maker(module, layout)
         assert maker is not None
         return _explained(maker(), module, batch_size)
