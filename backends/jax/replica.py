@@ -9,6 +9,7 @@ import jax
 import keras
 
 from keras_flow.backends.engine_records import Replica
+from keras_flow.backends.traced_by_weights import traced_by_weights
 
 
 def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, find_unused: bool) -> Replica:
@@ -18,32 +19,26 @@ def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, 
     """
 
     def gradients_of(loss_function: Callable[..., Any], has_aux: bool) -> Callable[..., tuple[Any, list[Any]]]:
-        # a trace holds its weights, so that their ids stay their own
-        traces: dict[tuple[int, ...], Callable[..., Any]] = {}
+        def stateless(trained: list[jax.Array], others: list[jax.Array], args: Any) -> tuple[jax.Array, Any]:
+            trainable, rest = _variables(model)
+            values = [*zip(trainable, trained, strict=True), *zip(rest, others, strict=True)]
+            with keras.StatelessScope(state_mapping=values) as scope:
+                result = loss_function(*args)
+            loss = result[0] if has_aux else result
+            return loss, (result, [scope.get_current_value(each) for each in rest])
 
-        def traced(trainable: list[keras.Variable], rest: list[keras.Variable]) -> Callable[..., Any]:
-            def stateless(trained: list[jax.Array], others: list[jax.Array], args: Any) -> tuple[jax.Array, Any]:
-                values = [*zip(trainable, trained, strict=True), *zip(rest, others, strict=True)]
-                with keras.StatelessScope(state_mapping=values) as scope:
-                    result = loss_function(*args)
-                loss = result[0] if has_aux else result
-                return loss, (result, [scope.get_current_value(each) for each in rest])
-
-            return jax.jit(jax.value_and_grad(stateless, has_aux=True))
+        run = jax.jit(jax.value_and_grad(stateless, has_aux=True))
 
         def step(*args: Any) -> tuple[Any, list[Any]]:
-            trainable, rest = _variables(model)  # others, once a layer is frozen
-            key = (len(trainable), *map(id, (*trainable, *rest)))
-            if key not in traces:
-                traces[key] = traced(trainable, rest)
-            (_, (result, after)), found = traces[key]([v.value for v in trainable], [v.value for v in rest], args)
+            trainable, rest = _variables(model)
+            (_, (result, after)), found = run([v.value for v in trainable], [v.value for v in rest], args)
             for variable, value in zip(rest, after, strict=True):
                 variable.assign(value)
             return result, found
 
         return step
 
-    return Replica(model, gradients_of)
+    return Replica(model, traced_by_weights(model, gradients_of))
 
 
 def _variables(model: keras.Model) -> tuple[list[keras.Variable], list[keras.Variable]]:

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_flow.backends.engine_records import Replica
+from keras_flow.backends.traced_by_weights import traced_by_weights
 
 
 def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, find_unused: bool) -> Replica:
@@ -18,28 +19,15 @@ def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, 
     """
 
     def gradients_of(loss_function: Callable[..., Any], has_aux: bool) -> Callable[..., tuple[Any, list[Any]]]:
-        # a trace holds its weights, so that their ids stay their own
-        traces: dict[tuple[int, ...], Callable[..., tuple[Any, list[Any]]]] = {}
-
-        def traced(weights: list[keras.Variable]) -> Callable[..., tuple[Any, list[Any]]]:
-            @tf.function(reduce_retracing=True)
-            def step(*args: Any) -> tuple[Any, list[Any]]:
-                with tf.GradientTape() as tape:
-                    result = loss_function(*args)
-                loss = result[0] if has_aux else result
-                values = [each.value for each in weights]
-                found = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-                return result, [tf.convert_to_tensor(each) for each in found]
-
-            return step
-
+        @tf.function(reduce_retracing=True)
         def step(*args: Any) -> tuple[Any, list[Any]]:
-            weights = model.trainable_weights  # others, once a layer is frozen
-            key = tuple(map(id, weights))
-            if key not in traces:
-                traces[key] = traced(weights)
-            return traces[key](*args)
+            with tf.GradientTape() as tape:
+                result = loss_function(*args)
+            loss = result[0] if has_aux else result
+            weights = [each.value for each in model.trainable_weights]
+            found = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            return result, [tf.convert_to_tensor(each) for each in found]
 
         return step
 
-    return Replica(model, gradients_of)
+    return Replica(model, traced_by_weights(model, gradients_of))
