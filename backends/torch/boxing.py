@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from keras_flow.backends.torch import simulated
-from keras_flow.backends.torch.collectives import REDUCED, as_bytes
+from keras_flow.backends.torch.collectives import REDUCED, as_bytes, as_sent
 from keras_flow.backends.torch.devices import world
 from keras_flow.backends.torch.layouts import group
 from keras_flow.boxing.blocks import local_slices
@@ -135,11 +135,7 @@ class _Recipe:
     def _all_gather(self, shard: torch.Tensor, here) -> torch.Tensor:
         """Along one axis: the shards of the group, joined along the dim that it splits."""
         flat = torch.empty((len(self.members), *shard.shape), dtype=shard.dtype, device=shard.device)
-        is_known = shard.dtype in REDUCED
-        given = shard.contiguous()
-        dist.all_gather_single(
-            flat if is_known else as_bytes(flat), given.unsqueeze(0) if is_known else as_bytes(given), group=here
-        )
+        dist.all_gather_single(as_sent(flat), as_sent(shard), group=here)
         source = self.step.exchange.source
         (dim,) = (
             part.dim

@@ -70,7 +70,7 @@ def gather_all(ranks: tuple[int, ...], values: Mapping[int, torch.Tensor], count
     if len(set(counts)) > 1:
         copies = torch.cat([value] * len(ranks))
         return exchange(ranks, {rank: copies}, Counts.of([[count] * len(ranks) for count in counts]))
-    data = value.detach().contiguous() if value.dtype in REDUCED else as_bytes(value)
+    data = as_sent(value)
     joined = data.new_empty(data.numel() * len(ranks))
     work = dist.all_gather_single(joined, data, group=process_group(ranks), async_op=True) if data.numel() else None
     return _begun(work, lambda: {rank: joined.view(value.dtype)}, data)
@@ -165,6 +165,11 @@ def as_bytes(value: torch.Tensor) -> torch.Tensor:
     flat = value.detach().contiguous().reshape(-1)
     # there is no view of nothing as another dtype
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8, device=value.device)
+
+
+def as_sent(value: torch.Tensor) -> torch.Tensor:
+    """The memory of an array, flat: in its dtype where all transports know that, otherwise as bytes."""
+    return value.detach().contiguous().reshape(-1) if value.dtype in REDUCED else as_bytes(value)
 
 
 def _begun(work: Any, give: Callable[[], Mapping[int, torch.Tensor]], read: torch.Tensor | None = None) -> Pending:
