@@ -225,8 +225,7 @@ def _check_repeats(model: keras.Model, first: Numbers, second: Numbers) -> None:
     for (mode, quantity, name), (value, _) in first.items():
         again = second[mode, quantity, name][0]
         # of the largest element, since kernels of a GPU do not repeat to the last bit what they sum
-        scale = float(np.max(np.abs(value[np.isfinite(value)]), initial=0.0))
-        if np.allclose(value, again, rtol=1e-6, atol=1e-6 * scale + 1e-12, equal_nan=True):
+        if np.allclose(value, again, rtol=1e-6, atol=1e-6 * _largest(value) + 1e-12, equal_nan=True):
             continue
         raise FlowError(
             f"model {model.name!r} cannot be verified: two runs on one device from the same state differ already "
@@ -255,13 +254,20 @@ def _compared(batch: str, expected: Numbers, distributed: Numbers, tolerance: fl
         # NaN is a result like any other: both sides must have it at the same places
         if np.isnan(value).tolist() != np.isnan(actual).tolist():
             deviation = float("nan")
-        scale = float(np.max(np.abs(value[np.isfinite(value)]), initial=0.0))
+        scale = _largest(value)
         if quantity in ("gradient", "update"):
             allowed = tolerance * max(scale, ROUNDING * largest) + 2 * rounding
         else:
             allowed = OF_VALUES * tolerance * max(scale, ROUNDING)
-        share = deviation / allowed if deviation and allowed else float("inf") if deviation else 0.0
+        share = 0.0
+        if deviation:
+            share = deviation / allowed if allowed else float("inf")
         yield ComparedNumber(batch, mode, quantity, name, deviation, share)
+
+
+def _largest(value: np.ndarray) -> float:
+    """The largest absolute value of the finite elements; 0 where there is none."""
+    return float(np.max(np.abs(value[np.isfinite(value)]), initial=0.0))
 
 
 def _numbers(value: np.ndarray) -> np.ndarray:
