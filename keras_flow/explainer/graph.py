@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -193,6 +193,19 @@ def _given(layer: Any, args: tuple, kwargs: dict, key_of: Callable[[object], obj
 def path_of(operation: object) -> str:
     """The path of a layer; the name of an operation."""
     return getattr(operation, "path", None) or operation.name  # type: ignore[attr-defined]
+
+
+def outer_of(path: str, paths: Container[str]) -> str:
+    """The path among `paths` of a layer, or of the one that it is inside of; empty where there is none.
+
+    Example: attention's projections are no calls of the graph.
+
+        >>> outer_of("m/attention/query", {"m/attention", "m/head"})
+        'm/attention'
+    """
+    while path and path not in paths:
+        path = path.rpartition("/")[0]
+    return path
 
 
 # ---- layers with others inside, and no graph

@@ -14,7 +14,7 @@ from keras_flow.explainer.contraction import add, contract, gradient
 from keras_flow.explainer.graph import LayerCall, Spec
 from keras_flow.explainer.step_cost import StepCost
 from keras_flow.layout import itemsize
-from keras_flow.signatures.layers import Product, product_of
+from keras_flow.signatures.layers import product_of
 
 if TYPE_CHECKING:
     import keras
@@ -42,9 +42,10 @@ def _has_inside(layer: object) -> bool:
     return bool(getattr(layer, "_layers", ()))
 
 
-def _kernel(layer: keras.Layer) -> keras.Variable:
-    """The kernel or table that is stored (LoRA and quantisation make `kernel` a product)."""
-    stored = [getattr(layer, name, None) for name in ("_kernel", "_embeddings", "kernel", "embeddings")]
+def _kernel(layer: keras.Layer, reverse: bool = False) -> keras.Variable:
+    """The kernel or table that is stored (LoRA and quantisation make `kernel` a product); untied, the reversed one."""
+    names = ("_kernel", "_embeddings", "kernel", "embeddings")
+    stored = [getattr(layer, name, None) for name in (*(("reverse_embeddings",) if reverse else ()), *names)]
     return next(variable for variable in stored if variable is not None)
 
 
@@ -53,24 +54,14 @@ def _kernel(layer: keras.Layer) -> keras.Variable:
 
 def product(step: StepCost, call: LayerCall) -> None:
     """A layer that multiplies by a weight: Dense, EinsumDense, convolutions, Embedding."""
-    if call.given.get("reverse"):
-        _back_to_ids(step, call)
-        return
-    letters = product_of(call.layer, len(step.shape(call.inputs[0])))
+    reverse = bool(call.given.get("reverse"))
+    letters = product_of(call.layer, len(step.shape(call.inputs[0])), reverse)
     if letters is None:
         # with groups, channels are not contracted as a whole: the safe upper estimate
         by_rows(step, call)
         return
-    contract(step, call, letters, _kernel(call.layer), getattr(call.layer, "bias", None))
+    contract(step, call, letters, _kernel(call.layer, reverse), getattr(call.layer, "bias", None))
     _activate(step, call)
-
-
-def _back_to_ids(step: StepCost, call: LayerCall) -> None:
-    """A `ReversibleEmbedding` from vectors to ids, as the last layer of language models: the table as a matrix."""
-    rows = "abefghij"[: len(step.shape(call.inputs[0])) - 1]
-    own = getattr(call.layer, "reverse_embeddings", None)
-    weight = "dv" if own is not None else "vd"
-    contract(step, call, Product(f"{rows}d", weight, f"{rows}v"), call.layer.embeddings if own is None else own, None)
 
 
 def _activate(step: StepCost, call: LayerCall) -> None:

@@ -221,14 +221,10 @@ def _held(
         received = sum(_bytes(calls, key, rows) for key in stage.received)
         found.append(HeldByStage(received, peak) if pipeline.remat else HeldByStage(kept, peak - kept))
     of_path = {call.path: number for number, (in_stage, _) in enumerate(of_stage) for call in in_stage}
-    return found, [replace(each, stage=_stage_of(each.path.split(", ")[0], of_path)) for each in step.collectives]
-
-
-def _stage_of(path: str, of_path: Mapping[str, int]) -> int:
-    """The stage of a layer, or of the layer that it is inside of (attention's projections)."""
-    while path not in of_path and path:
-        path = path.rpartition("/")[0]
-    return of_path.get(path, 0)
+    paths = [graphs.outer_of(each.path.split(", ")[0], of_path) for each in step.collectives]
+    return found, [
+        replace(each, stage=of_path.get(path, 0)) for each, path in zip(step.collectives, paths, strict=True)
+    ]
 
 
 def _split_axes(stages: Sequence[Stage]) -> dict[str, int]:

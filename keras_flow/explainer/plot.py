@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from keras_flow.explainer.explain import explain
 from keras_flow.explainer.explanation import Explanation
+from keras_flow.explainer.graph import outer_of
 from keras_flow.pictures.drawing import Drawing
 from keras_flow.pictures.graph import Edge, Node, graph
 from keras_flow.units import amount
@@ -59,10 +59,12 @@ def draw(explanation: Explanation) -> Drawing:
     for sent in explanation.collectives:
         words = f"{sent.phase}: {sent.kind} over {', '.join(sent.axes)}, {amount(sent.received)} ({sent.tensor})"
         # joined gradients name several layers, and are drawn at the last
-        sends.setdefault(_drawn(sent.path.rpartition(", ")[2], paths), []).append(words)
+        path = sent.path.rpartition(", ")[2]
+        sends.setdefault(outer_of(path, paths) or path, []).append(words)
     layouts: dict[str, list[tuple[str, str]]] = {}
     for row in explanation.variables:
-        layer = _drawn(row.path.rpartition("/")[0], paths)
+        path = row.path.rpartition("/")[0]
+        layer = outer_of(path, paths) or path
         layouts.setdefault(layer, []).append((row.path[len(layer) :].lstrip("/"), row.layout))
     nodes = [
         Node(call.path, call.kind, layouts.get(call.path, []), call.inputs, call.outputs, sends.pop(call.path, []))
@@ -81,11 +83,3 @@ def draw(explanation: Explanation) -> Drawing:
         f"{amount(explanation.received)} received by each rank in a step"
     )
     return Drawing(graph(title, explanation.inputs, nodes, tensors), str(explanation))
-
-
-def _drawn(path: str, paths: Set[str]) -> str:
-    """The path of the layer that is drawn for one: itself, or the one it is inside of (attention's projections)."""
-    inside = path
-    while inside and inside not in paths:
-        inside = inside.rpartition("/")[0]
-    return inside or path

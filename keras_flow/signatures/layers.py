@@ -62,16 +62,20 @@ class Product:
         return None if place < 0 else place
 
 
-def product_of(layer: Any, ndim: int) -> Product | None:
+def product_of(layer: Any, ndim: int, reverse: bool = False) -> Product | None:
     """The product of a layer of Keras, or of a class that derives from one.
 
     Args:
         layer: the layer, built.
         ndim: dims of its input.
+        reverse: as of the call of a `ReversibleEmbedding`, which takes vectors then and gives a number for each id.
 
     Returns:
         None for other layers, and where the letters say too little: convolutions of groups.
     """
+    if reverse:
+        rows = _ROWS[: ndim - 1]
+        return Product(f"{rows}d", "vd" if getattr(layer, "tie_weights", True) else "dv", f"{rows}v")
     for cls in type(layer).__mro__:
         if cls.__name__ in _PRODUCTS:
             return _PRODUCTS[cls.__name__](layer, ndim)
