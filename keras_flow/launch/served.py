@@ -8,23 +8,23 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from keras_flow import settings
 from keras_flow.backends.active import checked_name
 from keras_flow.backends.engines import ENGINES
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError, LaunchError
-from keras_flow.launch import failure, launcher, payload
+from keras_flow.launch import failure, interruption, launcher, payload
 from keras_flow.launch.environment import free_port
 from keras_flow.launch.failure import RankError, left_how
 from keras_flow.launch.folder import JobFolder
-from keras_flow.launch.interruption import saved_in_words
+from keras_flow.launch.job import Job
 from keras_flow.launch.output import Shown
-from keras_flow.launch.processes import OUTPUT_SECONDS, Interrupts, RankProcess, Ranks, preemption_seconds
+from keras_flow.launch.processes import OUTPUT_SECONDS, Interrupts, RankProcess, Ranks
 
 _LOOK_SECONDS = 0.05
 
@@ -92,7 +92,10 @@ def launch(
     now: dict[int, RankProcess] = {}
     on_cpu = ENGINES[checked_name()].on_cpu.partition("=")
     token = settings.read(settings.TOKEN) or secrets.token_hex(32)
-    with Interrupts() as interrupts, Ranks(interrupts, folder) as ranks:
+    interrupts = Interrupts()
+    serving, chief = Ranks(interrupts, folder), Ranks(interrupts, folder)
+    # left in the other order: the chief, which may save as it ends, is served until it has ended
+    with _telling_how_it_ended(Job(1, command, timeout), folder, chief), interrupts, serving, chief:
 
         def start(number: int) -> None:
             job, index = tasks[number]
@@ -100,6 +103,7 @@ def launch(
             told = {"PYTHONUNBUFFERED": "1", "TF_CONFIG": config, settings.TIMEOUT: str(timeout), settings.TOKEN: token}
             if number > workers:  # which computes on the memory of the host
                 told[on_cpu[0]] = on_cpu[2]
+            ranks = serving if number else chief
             ranks.start(
                 number,
                 others if number else command,
@@ -114,7 +118,7 @@ def launch(
             try:
                 interrupts.check()
             except (KeyboardInterrupt, SystemExit):
-                _let_the_chief_end(now[0], folder, interrupts)
+                chief.give_time()
                 raise
             for number, process in list(now.items())[1:]:
                 ended = process.poll()
@@ -144,25 +148,14 @@ def launch(
             raise _failed(code, failure.read(folder, 0))
 
 
-def _let_the_chief_end(chief: RankProcess, folder: JobFolder, interrupts: Interrupts) -> None:
-    """The job is asked to end: the chief saves while servers and workers still serve it. Says what came of it."""
-    head, seconds = "keras-flow: interrupted", preemption_seconds()
-    if not folder.asks_for_time.exists():
-        print(f"{head}; every process was ended", file=sys.stderr)
-        return
-    chief.send(signal.SIGTERM)
-    until = time.monotonic() + seconds
-    while chief.poll() is None and time.monotonic() < until:
-        interrupts.check_again()
-        time.sleep(_LOOK_SECONDS)
-    said = f"the chief did not finish the callback of kf.on_preemption within {seconds:g} s ({settings.GRACE})"
-    if folder.saved(0).exists():
-        files = json.loads(folder.saved(0).read_text())
-        said = saved_in_words(files) if files else "the callback of kf.on_preemption has ended"
-    elif chief.poll() is not None:
-        found = failure.read(folder, 0)
-        said = "the chief ended" if found is None or found.left else f"the chief failed: {found.summary}"
-    print(f"{head}; {said}", file=sys.stderr)
+@contextmanager
+def _telling_how_it_ended(job: Job, folder: JobFolder, chief: Ranks) -> Iterator[None]:
+    """Say what the chief has saved where the job is asked to end."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        print(f"keras-flow: {interruption.outcome('interrupted', job, folder, chief)}", file=sys.stderr)
+        raise
 
 
 def _failed(code: int, found: failure.Failure | None) -> RankError:
