@@ -151,7 +151,7 @@ NAMES = {
         "REDUCED": "dtypes of TensorFlow's runtime and of gloo; XLA reduces what it knows, and the rest by parts",
         "GATHERED operation exchanged": "operations in TensorFlow's programs, for `direct_collectives`",
         "OPS": "torch's names, for `direct_collectives`",
-        "as_bytes": "gloo does not know every dtype; boxing sends bytes too",
+        "as_bytes as_sent": "gloo does not know every dtype; boxing sends bytes too",
     },
     "devices": {
         "must_await_steps": "XLA's pool of threads may be too small for steps in flight",
