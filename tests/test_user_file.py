@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 from types import ModuleType
 
@@ -169,11 +168,6 @@ def test_without_rules_a_skeleton_of_the_models_own_paths(tiny: ModuleType) -> N
         model = tiny.build_model()
     distribution.check(model)
     assert kf.layout_of(model.variables[0]).layout.nd_sbp == (kf.sbp.split(1),)
-
-
-def test_examples_of_docstrings() -> None:
-    result = doctest.testmod(user_file)
-    assert (result.attempted, result.failed) == (2, 0)
 
 
 def test_a_file_that_ends_the_program_is_told(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 
 import numpy as np
@@ -52,12 +51,6 @@ def test_groups_along_axes_of_an_exchange():
         apart += any(step.kind == "exchange" and step.exchange.apart for step in lower.steps)
         test_independent.check(lower)
     assert apart
-
-
-def test_examples():
-    result = doctest.testmod(lowering)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def test_explain_says_what_jax_runs():

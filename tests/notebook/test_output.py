@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
-
-import pytest
-
-from keras_flow.notebook import output, stacks
 from keras_flow.notebook.output import displays, folded, label, labelled, settled
-
-
-@pytest.mark.parametrize("module", [output, stacks])
-def test_examples(module) -> None:
-    assert doctest.testmod(module).failed == 0
 
 
 def test_equal_lines_are_shown_once_and_others_by_rank() -> None:

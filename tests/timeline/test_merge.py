@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 from keras_flow.backends.engine_records import TraceEvent
 from keras_flow.timeline import merge
 
@@ -11,10 +9,6 @@ from keras_flow.timeline import merge
 def collectives(*found: TraceEvent) -> list[dict]:
     events: list[dict] = merge.chrome({0: found})["traceEvents"]  # type: ignore[assignment]
     return [event for event in events if event.get("cat") == "collective"]
-
-
-def test_examples() -> None:
-    assert doctest.testmod(merge).failed == 0
 
 
 def test_events_that_end_together_do_so_in_whole_nanoseconds() -> None:
