@@ -15,7 +15,7 @@ from tensorflow.experimental import dtensor
 from keras_flow.backends.hooking import always, hook
 from keras_flow.backends.rendezvous import meeting
 from keras_flow.backends.tensorflow import optimizer
-from keras_flow.backends.tensorflow.layouts import view_of
+from keras_flow.backends.tensorflow.layouts import in_step, view_of
 from keras_flow.backends.tensorflow.mesh_values import is_dtensor, to_logical
 from keras_flow.backends.tensorflow.mesh_variables import called_directly, in_a_function, own_device
 from keras_flow.backends.tensorflow.mirrored import replica_math
@@ -36,7 +36,7 @@ def distribution_outside(layer: keras.Layer, *args: object, **kwargs: object) ->
     None inside of other layers' calls, which were asked already, and where the layer is only described.
     """
     # on a mesh already: a step is running, and its batch was split before
-    if dtensor.get_default_mesh() is not None or called_directly.get():
+    if in_step() or called_directly.get():
         return None
     is_graph = not tf.executing_eagerly()
     if is_graph and (in_symbolic_scope() or in_stateless_scope()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ from keras_flow.sbp import NdSbp, Split
 
 #: how the name of a mesh of several processes begins, of which each knows its own devices only; its ranks follow
 _RANKS = "ranks_"
+#: whether this thread is inside `on_mesh`; DTensor's own default mesh is one for all threads, those that read data too
+_inside: ContextVar[bool] = ContextVar("keras_flow_inside", default=False)
 
 
 @dataclass(frozen=True)
@@ -182,11 +185,15 @@ def on_mesh(mesh: dtensor.Mesh) -> Iterator[None]:
     `dtensor.default_mesh` stays set when its body raises (TensorFlow 2.21), so the error leaves it first here.
     """
     error: BaseException | None = None
-    with dtensor.default_mesh(mesh):
-        try:
-            yield
-        except BaseException as raised:
-            error = raised
+    token = _inside.set(True)
+    try:
+        with dtensor.default_mesh(mesh):
+            try:
+                yield
+            except BaseException as raised:
+                error = raised
+    finally:
+        _inside.reset(token)
     if error is not None:
         raise error
 
@@ -211,8 +218,11 @@ def gathered(layout: dtensor.Layout, placed: KerasLayout) -> dtensor.Layout | No
 
 
 def in_step() -> bool:
-    """Whether a step is being traced for a mesh, or run eagerly on one. Graphs of input pipelines are no steps."""
-    return dtensor.get_default_mesh() is not None
+    """Whether this thread traces a step for a mesh, or runs one eagerly on it.
+
+    Graphs of input pipelines are no steps, and a thread that reads data beside a step is in none.
+    """
+    return _inside.get()
 
 
 def constrain(outputs: object, nd_sbp: NdSbp, path: str) -> object:

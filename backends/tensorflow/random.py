@@ -103,7 +103,7 @@ def seed_on_mesh(seed: object) -> object | None:
     """
     if not tf.executing_eagerly() or not is_dtensor(seed):
         return None
-    return seed if dtensor.get_default_mesh() is None or creation.creating_values() else None
+    return seed if not in_step() or creation.creating_values() else None
 
 
 @hook(

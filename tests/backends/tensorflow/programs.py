@@ -17,7 +17,7 @@ import keras_flow as kf
 from keras_flow.backends.active import backend
 from keras_flow.backends.tensorflow import random as draws
 from tests.backends import jit_of_files
-from tests.backends.tensorflow import replicas, unsplit
+from tests.backends.tensorflow import data_threads, replicas, unsplit
 
 S = kf.sbp.split
 
@@ -515,6 +515,6 @@ PROGRAMS = {
         iterators_that_end,
     )
 }
-PROGRAMS |= unsplit.PROGRAMS | replicas.PROGRAMS
+PROGRAMS |= unsplit.PROGRAMS | replicas.PROGRAMS | data_threads.PROGRAMS
 PROGRAMS |= {f"losses_without_rows, {each}": functools.partial(losses_without_rows, each) for each in REDUCTIONS}
 PROGRAMS["files_that_say_jit_compile"] = jit_of_files.trained_inside_and_outside_of_a_scope

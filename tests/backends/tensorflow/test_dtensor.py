@@ -40,6 +40,7 @@ UNSPLIT = (
     "grouped_attention",
     "replicas_draw",
     "called_after_build",
+    "layers_that_a_reading_thread_calls",
     "a_dict_that_a_layer_changes",
 )
 #: a step that fails may end the collectives of its process, so these have processes of their own
