@@ -6,7 +6,6 @@ This file saves; `going_on` has what a `fit` that resumes does with a checkpoint
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import weakref
@@ -32,6 +31,7 @@ from keras_flow.checkpoint import (
     store,
 )
 from keras_flow.checkpoint.lock import held
+from keras_flow.checkpoint.monitor import Monitor
 from keras_flow.checkpoint.reader import Reader
 from keras_flow.errors import FlowError, warn
 from keras_flow.launch import preemption
@@ -90,8 +90,6 @@ class Checkpoint(keras.callbacks.Callback):
         super().__init__()
         if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq > 0):
             raise FlowError(f"save_freq={save_freq!r}: it is 'epoch', or a number of batches")
-        if mode not in ("auto", "min", "max"):
-            raise FlowError(f"mode={mode!r}: it is 'auto', 'min' or 'max'")
         if save_best_only and (monitor is None or save_freq != "epoch"):
             raise FlowError("save_best_only=True needs monitor=, the name of a log, and save_freq='epoch'")
         if unknown := set(save_on_signal) - set(preemption.SIGNALS):
@@ -99,18 +97,12 @@ class Checkpoint(keras.callbacks.Callback):
         self.directory = store.at(directory)
         self.save_freq, self.keep, self.asynchronous = save_freq, keep, asynchronous
         self.resume, self.monitor, self.save_best_only = resume, monitor, save_best_only
-        self.mode = mode
-        #: whether the log is better where it is larger; None: not known yet
-        self._is_max: bool | None = None if mode == "auto" else mode == "max"
-        #: whether an epoch of this `fit` had the log; None: no epoch was asked for it
-        self._has_come: bool | None = None
+        #: what is the best so far; `keep` spares its checkpoint
+        self._best = Monitor(monitor, mode)
         self.save_on_signal = tuple(save_on_signal)
-        self.best: float | None = None
         self._epoch = self._batch = self._since = 0
         #: epochs that are done, where what came since the last save is still to be saved if `fit` ends here
         self._unsaved: int | None = None
-        #: the step of the checkpoint with the best value so far, which `keep` spares
-        self._best_step: int | None = None
         self._epoch_states: dict[str, Any] = {}
         self._is_due = False
         self._saving: saving.Saved | None = None
@@ -144,8 +136,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._history = next(each for each in others if isinstance(each, keras.callbacks.History))
         self._begun_with = [callback_states.plain(each) for each in self._others]
         self._epoch = self._batch = self._since = 0
-        self._left, self._is_due, self._unsaved, self._has_come = None, False, None, None
-        self._is_max = None if self.mode == "auto" else self._is_max  # this model's metrics may be others
+        self._left, self._is_due, self._unsaved = None, False, None
+        self._best.begin()
         self._loop, self._source, self._sources = None, None, positions.count()
         if self.save_on_signal and (_point is None or not _point.is_open):
             self._point = _save_on_signals(self.save_on_signal)
@@ -200,9 +192,9 @@ class Checkpoint(keras.callbacks.Callback):
         if self.save_freq == "epoch" or self._is_due:
             self._is_due = False
             if self.save_best_only:
-                if not self._is_best(epoch, logs or {}):
+                if not self._best.is_better(epoch, logs or {}, self._trained()):
                     return
-                self._best_step = saving.step_of(self._trained())
+                self._best.step = saving.step_of(self._trained())
             self._save(epoch + 1, 0, {})
         elif self._since:
             self._unsaved = epoch + 1
@@ -221,8 +213,7 @@ class Checkpoint(keras.callbacks.Callback):
         if self._point is not None:
             self._point.close()
             self._point = None
-        if self._has_come is False and self.best is None:
-            raise FlowError(f"Checkpoint(monitor={self.monitor!r}): no epoch had such a log, so that none was saved")
+        self._best.end()
 
     def trains(self, batches: Any) -> bool:
         """Whether it is this `fit` that reads: its data were there before it began, those of other loops were not."""
@@ -263,50 +254,6 @@ class Checkpoint(keras.callbacks.Callback):
         assert model is not None
         return model
 
-    def _is_best(self, epoch: int, logs: Mapping[str, Any]) -> bool:
-        found = logs.get(self.monitor or "")
-        if found is None:
-            if self._has_come is None:
-                known = ", ".join(sorted(logs))
-                warn(
-                    f"Checkpoint(monitor={self.monitor!r}): epoch {epoch} has no such log, and is not saved; there are "
-                    f"{known}. With validation_freq= of fit those of a validation come in some epochs only"
-                )
-                self._has_come = False
-            return False
-        if np.ndim(found):
-            raise FlowError(
-                f"Checkpoint(monitor={self.monitor!r}): this log has {np.size(found)} numbers; monitor one that is a "
-                "number"
-            )
-        self._has_come = True
-        if self._is_max is None:
-            self._is_max = self._wants_max()
-        value, best = float(found), self.best
-        # a NaN is not better than anything, and all is better than a NaN
-        if math.isnan(value):
-            return False
-        if best is not None and not math.isnan(best) and not (value > best if self._is_max else value < best):
-            return False
-        self.best = value
-        return True
-
-    def _wants_max(self) -> bool:
-        """Whether the log is better where it is larger, as its metric says to Keras's own callbacks."""
-        log = str(self.monitor)
-        if log == "loss" or log.endswith("_loss"):  # of one of several outputs too
-            return False
-        asked: Any = keras.callbacks.EarlyStopping(log)
-        asked.set_model(self._trained())
-        try:
-            asked.on_epoch_end(0, {log: 0.0})
-        except ValueError as error:
-            raise FlowError(
-                f"Checkpoint(monitor={log!r}, mode='auto'): no metric of Keras of this name says whether more or less "
-                "of it is better; give mode='max' or mode='min'"
-            ) from error
-        return bool(asked.monitor_op(1.0, 0.0))
-
     def _save(self, epoch: int, batch: int, epoch_states: Mapping[str, Any], now: bool = False) -> None:
         model, self._unsaved = self._trained(), None
         self._raise(wait=True)
@@ -318,8 +265,8 @@ class Checkpoint(keras.callbacks.Callback):
             "states": going_on.states(None if batch else self._source),
             "data": self._data_at(batch),
             "history": {"epoch": list(self._history.epoch), "logs": logs},
-            "best": self.best,
-            "best_step": self._best_step,
+            "best": self._best.best,
+            "best_step": self._best.step,
             "is_over": bool(getattr(model, "stop_training", False)) and not batch,
             "callbacks": [
                 [type(each).__name__, callback_states.state_of(each, begun)]
@@ -330,7 +277,7 @@ class Checkpoint(keras.callbacks.Callback):
         beside |= callback_states.arrays_of(self._others)
         is_thread = self.asynchronous and not now
         self._saving = saving.save_with(
-            self.directory, model, None, is_thread, self.keep, {}, training, beside, spared=self._best_step
+            self.directory, model, None, is_thread, self.keep, {}, training, beside, spared=self._best.step
         )
 
     def _data_at(self, batch: int) -> dict[str, Any] | None:
@@ -374,7 +321,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._trained()._initial_epoch = training["epoch"]
         self._history.epoch = training["history"]["epoch"]
         self._history.history = as_json.decoded(training["history"]["logs"])
-        self.best, self._best_step = training["best"], training.get("best_step")
+        self._best.best, self._best.step = training["best"], training.get("best_step")
         kept = [name for name, _ in training["callbacks"]]
         if kept == [type(each).__name__ for each in self._others]:
             for each, (_, state) in zip(self._others, training["callbacks"], strict=True):

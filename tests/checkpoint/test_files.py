@@ -19,6 +19,7 @@ import safetensors.numpy
 
 import keras_flow as kf
 from keras_flow.checkpoint import manifest
+from keras_flow.checkpoint.monitor import Monitor
 from keras_flow.errors import FlowError
 from tests.launch import programs
 
@@ -147,16 +148,15 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
     assert manifest.steps(tmp_path)[0] == 2
 
 
-def test_a_metric_says_whether_more_of_it_is_better(tmp_path: Path) -> None:
+def test_a_metric_says_whether_more_of_it_is_better() -> None:
     model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, "sigmoid")])
     own = keras.metrics.MeanMetricWrapper(lambda y, found: y - found, "own")
     model.compile(loss="mse", metrics=[keras.metrics.Precision(name="p"), "mae", own])
     model.evaluate(np.ones((2, 1)), np.ones((2, 1)), verbose=0)
 
     def saved(log: str, values: list[float], mode: str = "auto") -> list[bool]:
-        callback = kf.callbacks.Checkpoint(tmp_path, monitor=log, mode=mode, save_best_only=True, save_on_signal=())
-        callback.set_model(model)
-        return [callback._is_best(epoch, {log: value}) for epoch, value in enumerate(values)]
+        monitor = Monitor(log, mode)
+        return [monitor.is_better(epoch, {log: value}, model) for epoch, value in enumerate(values)]
 
     nan = float("nan")
     assert saved("val_p", [nan, 0.3, 0.2, nan, 0.4]) == [False, True, False, False, True]
@@ -188,7 +188,7 @@ def test_logs_may_be_arrays_and_a_fit_after_one_that_went_on_begins_anew(tmp_pat
     x = np.eye(4, dtype="float32")
     assert model.fit(x, x, epochs=2, verbose=0).epoch == [0, 1]
     with pytest.raises(FlowError, match="this log has 4 numbers"):
-        kf.callbacks.Checkpoint(tmp_path, monitor="f1_score", save_best_only=True)._is_best(0, {"f1_score": scores[0]})
+        Monitor("f1_score", "auto").is_better(0, {"f1_score": scores[0]}, model)
 
 
 def test_directories_that_hold_none_or_cannot_be_written(tmp_path: Path) -> None:
