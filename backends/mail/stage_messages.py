@@ -29,7 +29,7 @@ def receive_tensors(
     pair: tuple[int, int], tag: int, told: dict[object, Any], key: object, split: Distribution | None = None
 ) -> Callable[[], Any]:
     """Return a function that waits for a letter, and puts its content on the device of the rank that receives it."""
-    return lambda: backend().on(pair[1], letters.letter((*pair, tag)))
+    return lambda: backend().on(pair[1], letters.letter((*pair, tag)), split)
 
 
 def sum_over_processes(value: Any) -> Any:

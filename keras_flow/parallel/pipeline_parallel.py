@@ -136,7 +136,7 @@ class PipelineParallel(ExplainedDistribution):
         axes = (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes)
         self._ranks = StageRanks(placement, pipe_axis, axes, self._first_holds_all)
         if self._ranks.split_axes:
-            refused.refuse_split_stages(self._ranks.split_axes, rules)
+            refused.refuse_split_stages(self._ranks, rules)
         self._zero = refused.zero_of(zero, zero_min_size, self._ranks)
         if isinstance(remat, str) and remat not in ("stage", "block"):
             raise FlowError(

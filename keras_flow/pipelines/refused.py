@@ -99,23 +99,35 @@ def refuse_own_steps(model: Any) -> None:
             )
 
 
-def refuse_split_stages(axes: Sequence[str], rules: object) -> None:
+def refuse_split_stages(ranks: StageRanks, rules: object) -> None:
     """Refuse axes over which stages are split where no rule says how, and engines that cannot do so.
+
+    Args:
+        ranks: the ranks of the stages.
+        rules: as the user gives them.
 
     Raises:
         FlowError: saying which can.
     """
+    axis = ranks.split_axes[0]
     if rules is None:
         raise FlowError(
-            f"PipelineParallel: the placement's axis {axes[0]!r} is neither pipe_axis nor of batch_axes, and "
-            f'nothing is split over it. Say rules= as of kf.ModelParallel, for example {{"kernel": {{{axes[0]!r}: '
+            f"PipelineParallel: the placement's axis {axis!r} is neither pipe_axis nor of batch_axes, and "
+            f'nothing is split over it. Say rules= as of kf.ModelParallel, for example {{"kernel": {{{axis!r}: '
             "kf.sbp.split(1)}}, or leave the axis out"
         )
     reason = backend().capabilities.refused.get("split stages")
-    if reason is None and backend().capabilities.drives_all_ranks and backend().world().process_count > 1:
-        reason = "of several processes none has the tensors of another; drive all ranks by one, or use torch"
+    if reason is None and backend().capabilities.drives_all_ranks:
+        world = backend().world()
+        for place in ranks.places:
+            for lane in ranks.lanes(place):
+                if len({world.process_of(rank) for rank in lane.ranks}) > 1:
+                    reason = (
+                        f"ranks {list(lane.ranks)} compute together and are of several processes, of which none has "
+                        "the tensors of another. Let one process drive them, or use torch"
+                    )
     if reason is not None:
-        raise FlowError(f"stages that are split over an axis ({axes[0]!r}) on {backend().name}: {reason}")
+        raise FlowError(f"stages that are split over an axis ({axis!r}) on {backend().name}: {reason}")
 
 
 def zero_of(stage: int, min_size: int, ranks: StageRanks) -> dict[str, Any]:

@@ -81,7 +81,7 @@ ELSEWHERE = """
 | schedules `gpipe`, `1f1b`, `interleaved` | native | native | native |
 | schedules `zb1p`, `zbv`: the backward pass in two parts | native | all in the first part: no gain | native |
 | `remat="stage"`, `"block"`, patterns | native | native | native |
-| stages that `rules` split themselves | native; one process | refused | native |
+| stages that `rules` split themselves | native; a lane's ranks in one process | refused | native |
 | `zero=1` | refused | refused | native; refused with split stages |
 | `zero=2`, `zero=3` | refused | refused | refused |
 | BatchNormalization with `batch_normalization="microbatch"` | other numbers than one device's | as on jax | as on jax |

@@ -76,15 +76,37 @@ def test_several_ranks_in_each(engine: str, two_processes: TwoProcesses, on_rank
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("engine", ["jax", "torch"])
-def test_stages_of_split_lanes(engine: str, tmp_path: Path, on_ranks: Any) -> None:
+@pytest.mark.parametrize(("engine", "processes"), [("jax", None), ("jax", 2), ("torch", None)])
+def test_stages_of_split_lanes(engine: str, processes: int | None, tmp_path: Path, on_ranks: Any) -> None:
     """Each of eight ranks is of a stage, of a lane, and has a part of its weights."""
     expected = on_ranks(engine)(_alone, ("dropout", "tied_norm", "short_batch", "masked_weights"))
-    pool = Pool(engine, tmp_path, ranks=8)
+    pool = Pool(engine, tmp_path, ranks=8, processes=processes)
     try:
-        assert pool(_off, expected, ("1f1b+2x2x2",), timeout=1200.0) == []
+        for off in pool.on_each(_off, expected, ("1f1b+2x2x2",), timeout=1200.0):
+            assert off == []
     finally:
         pool.close()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_split_stages_in_each(two_processes: TwoProcesses, on_ranks: Any, tmp_path: Path) -> None:
+    """A process of JAX drives all ranks of a lane: of one stage (`split`), or of both (`lanes`)."""
+    pool, ways = two_processes("jax", 4), ("1f1b+split", "1f1b+lanes")
+    expected = on_ranks("jax")(_alone, ("dropout", "tied_norm", "short_batch", "masked_weights"))
+    assert pool.on_each(_off, expected, ways, timeout=1200.0) == [[], []]
+    _check_kept(pool.on_each(_kept, str(tmp_path), ways[0]), on_ranks("jax")(_loaded, str(tmp_path)))
+    for said in pool.on_each(_refused):
+        assert "ranks [0, 2] compute together and are of several processes" in said
+
+
+def _refused() -> str:
+    import keras_flow as kf
+
+    placement = kf.Placement([[0, 2], [1, 3]], ("pipe", "model"))
+    with pytest.raises(kf.FlowError) as refused:
+        kf.PipelineParallel(placement, rules={"kernel": {"model": kf.sbp.split(1)}})
+    return str(refused.value)
 
 
 def _kept(folder: str, way: str) -> dict[str, Any]:
@@ -129,6 +151,14 @@ def _kept(folder: str, way: str) -> dict[str, Any]:
     }
 
 
+def _check_kept(each: list[dict[str, Any]], loaded: list[Any]) -> None:
+    """See that what each of the ranks kept is the same on all, and in the files."""
+    for found in each:
+        assert found["further"] < 1e-6 and found["set"] == 0.0 and found["explained"]
+        for weights in loaded:
+            assert all((one == other).all() for one, other in zip(found["weights"], weights, strict=True))
+
+
 def _set(model: Any, weights: list[Any]) -> float:
     import numpy as np
 
@@ -151,12 +181,8 @@ def _loaded(folder: str) -> Any:
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_what_is_kept(engine: str, two_processes: TwoProcesses, on_ranks: Any, tmp_path: Path) -> None:
     """A process has the weights of its stage alone, and a file has all."""
-    first, second = two_processes(engine, 2).on_each(_kept, str(tmp_path), "1f1b")
-    loaded = on_ranks(engine)(_loaded, str(tmp_path))
-    for found in (first, second):
-        assert found["further"] < 1e-6 and found["set"] == 0.0 and found["explained"]
-        for weights in loaded:
-            assert all((one == other).all() for one, other in zip(found["weights"], weights, strict=True))
+    first, second = each = two_processes(engine, 2).on_each(_kept, str(tmp_path), "1f1b")
+    _check_kept(each, on_ranks(engine)(_loaded, str(tmp_path)))
     assert 0 < sum(first["held"]) < sum(first["sizes"])
     assert [a + b for a, b in zip(first["held"], second["held"], strict=True)] == first["sizes"]
 
@@ -192,13 +218,9 @@ def test_state_that_depends_on_rows_is_refused_on_all_ranks(on_ranks: Any) -> No
 
 
 def _all_kept(on_ranks: Any, folder: Path, way: str) -> list[dict[str, Any]]:
-    """What each of the ranks kept, once it is seen that it is the same on all, and in the files."""
+    """What each of the ranks kept, once it is checked."""
     each = on_ranks("torch").on_each(_kept, str(folder), way)
-    loaded = on_ranks("torch")(_loaded, str(folder))
-    for found in each:
-        assert found["further"] < 1e-6 and found["set"] == 0.0 and found["explained"]
-        for weights in loaded:
-            assert all((one == other).all() for one, other in zip(found["weights"], weights, strict=True))
+    _check_kept(each, on_ranks("torch")(_loaded, str(folder)))
     return each
 
 
