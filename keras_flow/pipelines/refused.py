@@ -119,13 +119,13 @@ def refuse_split_stages(ranks: StageRanks, rules: object) -> None:
     reason = backend().capabilities.refused.get("split stages")
     if reason is None and backend().capabilities.drives_all_ranks:
         world = backend().world()
-        for place in ranks.places:
-            for lane in ranks.lanes(place):
-                if len({world.process_of(rank) for rank in lane.ranks}) > 1:
-                    reason = (
-                        f"ranks {list(lane.ranks)} compute together and are of several processes, of which none has "
-                        "the tensors of another. Let one process drive them, or use torch"
-                    )
+        lanes = (lane.ranks for place in ranks.places for lane in ranks.lanes(place))
+        apart = next((lane for lane in lanes if len(world.first_of_each_process(lane)) > 1), None)
+        if apart is not None:
+            reason = (
+                f"ranks {list(apart)} compute together and are of several processes, of which none has the tensors of "
+                "another. Let one process drive them, or use torch"
+            )
     if reason is not None:
         raise FlowError(f"stages that are split over an axis ({axis!r}) on {backend().name}: {reason}")
 
