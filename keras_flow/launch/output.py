@@ -19,11 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, TextIO
 
+from keras_flow.errors import LaunchError
 from keras_flow.launch import terminal
 from keras_flow.launch.noise import Noise, is_known
 
 #: lines kept of a rank whose output is not shown, for the error if it fails
 _KEPT_LINES = 200
+#: characters after which a line that has no end is taken as one
+_LONGEST_LINE = 1 << 14
+#: bytes that are no UTF-8 pass through text as they are
+_AS_THEY_ARE = "surrogateescape"
 
 _lock = threading.Lock()
 
@@ -55,6 +60,9 @@ class RankOutput:
     Args:
         rank: the rank.
         shown: what is shown and written.
+
+    Raises:
+        LaunchError: its files cannot be made.
     """
 
     def __init__(self, rank: int, shown: Shown):
@@ -63,9 +71,16 @@ class RankOutput:
         self._shown = (shown.every or shown.first) and not shown.hidden
         self._files: dict[str, BinaryIO] = {}
         if shown.folder is not None:
-            shown.folder.mkdir(parents=True, exist_ok=True)
             mode = "ab" if shown.append else "wb"
-            self._files = {name: (shown.folder / name).open(mode) for name in ("stdout", "stderr")}  # type: ignore[misc]
+            try:
+                shown.folder.mkdir(parents=True, exist_ok=True)
+                for name in ("stdout", "stderr"):
+                    self._files[name] = (shown.folder / name).open(mode)  # type: ignore[assignment]
+            except OSError as error:
+                raise LaunchError(
+                    f"the output of {self._name} cannot be written to {error.filename}: {error.strerror}. Give "
+                    "--logdir a folder that may be written."
+                ) from error
         self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
         self._noise = {name: Noise() for name in ("stdout", "stderr")}
         self._pumps: list[threading.Thread] = []
@@ -113,29 +128,41 @@ class RankOutput:
                 _write("stderr", told)
 
     def _pump(self, source: IO[bytes], name: str) -> None:
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        decoder = codecs.getincrementaldecoder("utf-8")(_AS_THEY_ARE)
         line = ""
         while True:
             chunk = terminal.read(source.fileno())
             if self._ends is not None and name == "stderr":
                 terminal.fit(source.fileno(), 2)
             text = decoder.decode(chunk, final=not chunk)
-            if name in self._files:
-                self._files[name].write(chunk)
-                self._files[name].flush()
+            self._put_in_file(name, chunk)
             if self._shown and not self._prefixed:
                 _write(name, self._noise[name].pass_on(text, last=not chunk))
             else:
                 *finished, line = _lines(line + text)
+                if line and (not chunk or len(line) > _LONGEST_LINE):
+                    finished, line = [*finished, line], ""
                 for text in finished:
                     self._show_or_keep(name, text)
             if not chunk:
                 break
-        if line:
-            self._show_or_keep(name, line)
         source.close()
-        if name in self._files:
-            self._files.pop(name).close()
+
+    def _put_in_file(self, name: str, chunk: bytes) -> None:
+        """Write to the file, if there is one; one that cannot be written is left, since the rank waits for its pipe."""
+        if (file := self._files.get(name)) is None:
+            return
+        try:
+            file.write(chunk)
+            file.flush()
+        except OSError as error:
+            del self._files[name]
+            what = f"{name} of {self._name} is written no further"
+            _write("stderr", f"keras-flow: {what}: {file.name}: {error.strerror}\n")
+            chunk = b""
+        if not chunk:
+            with contextlib.suppress(OSError):
+                file.close()
 
     def _show_or_keep(self, name: str, line: str) -> None:
         if is_known(line.rstrip("\r\n")):
@@ -143,7 +170,7 @@ class RankOutput:
         elif self._shown:
             _write(name, f"[{self._name}] {line.rstrip()}\n")
         else:
-            self._kept.append(line)
+            self._kept.append(_legible(line))
 
 
 def _lines(text: str) -> list[str]:
@@ -171,9 +198,17 @@ def is_plain(stream: TextIO | None) -> bool:
         return False
 
 
+def _legible(text: str) -> str:
+    return text.encode(errors=_AS_THEY_ARE).decode(errors="replace")
+
+
 def _write(name: str, text: str) -> None:
     stream = sys.stderr if name == "stderr" else sys.stdout
     # a reader that has gone (`| head`) must not stop the pump: otherwise the rank blocks on a full pipe
     with _lock, contextlib.suppress(OSError, ValueError):
-        stream.write(text)
+        if (binary := getattr(stream, "buffer", None)) is None:  # a notebook's
+            stream.write(_legible(text))
+        else:
+            stream.flush()
+            binary.write(text.encode(errors=_AS_THEY_ARE))  # whatever encoding the program chose
         stream.flush()
