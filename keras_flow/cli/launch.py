@@ -230,7 +230,7 @@ def launch(
         logs=logdir.absolute() if redirect or tee else None,
         tee=tee,
         restarts=max_restarts,
-        script=None if module else script,
+        script=None if module or no_python else script,
     )
     if on:
         on_ray.launch(replace(job, env={"KERAS_BACKEND": engine}))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import socket
 
 from keras_flow import settings
+from keras_flow.errors import LaunchError
 from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.job import Job, Place
 
@@ -32,7 +32,7 @@ def of_process(job: Job, folder: JobFolder, local: int, port: int, attempt: int,
         "MASTER_PORT": str(port),
         **devices,
         settings.TIMEOUT: str(job.timeout),
-        settings.TOKEN: token,
+        **({settings.TOKEN: token} if token else {}),
         settings.RESTARTS: str(attempt),
         settings.JOB: str(folder.path),
     }
@@ -40,13 +40,20 @@ def of_process(job: Job, folder: JobFolder, local: int, port: int, attempt: int,
 
 #: below the ports that systems hand out by themselves (Linux: from 32768), which another program may get meanwhile
 _PORTS = range(20000, 32000)
+#: ports that are tried
+_TRIED = 100
 
 
 def free_port() -> int:
     """A port that nobody listens on now; rank 0 does some seconds later, and other jobs on this host choose too."""
-    chooser = random.SystemRandom()
-    while True:
-        port = chooser.choice(_PORTS)
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("", port))
-            return port
+    for port in random.SystemRandom().sample(_PORTS, _TRIED):
+        with socket.socket() as listener:
+            try:
+                listener.bind(("", port))
+            except OSError as error:
+                cause = error
+            else:
+                return port
+    raise LaunchError(
+        f"none of {_TRIED} ports of {_PORTS[0]} to {_PORTS[-1]} can be listened at on this host: {cause.strerror}."
+    )

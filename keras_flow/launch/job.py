@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from keras_flow import settings
+from keras_flow.backends import active
 from keras_flow.backends.engines import ENGINES
 from keras_flow.current.joining import DEFAULT_TIMEOUT
 from keras_flow.current.processes import LOOPBACK
@@ -69,7 +70,8 @@ class Job:
         host: name or address of host 0.
         port: port of host 0 at which the launchers of several hosts meet; on one host that of the coordinator. None: a
             free one, one host only.
-        logs: folder for the output of each process, `local_rank_K/stdout` and `stderr`; None: none is written.
+        logs: folder for the output of each process, `local_rank_K/stdout` and `stderr` (several hosts:
+            `rank_K`); None: none is written.
         tee: show output that is written to files too.
         restarts: how often all processes are started again after a failure.
         script: the file that the command runs, which must be the same on all hosts.
@@ -126,6 +128,7 @@ class Job:
             "--nproc_per_node": str(self.processes),
             "--devices_per_proc": str(self.devices),
             "--max_restarts": str(self.restarts),
+            "KERAS_BACKEND": self.env.get("KERAS_BACKEND") or active.checked_name(),
             "Python": platform.python_version(),
             **{name: str(version) for name, version in installed.items()},
             "script": "none" if self.script is None else hashlib.sha256(self.script.read_bytes()).hexdigest()[:12],

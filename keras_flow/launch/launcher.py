@@ -21,7 +21,7 @@ from keras_flow.launch import environment, failure, hang, interruption
 from keras_flow.launch.failure import Interruption, RankError
 from keras_flow.launch.folder import JobFolder
 from keras_flow.launch.job import Job
-from keras_flow.launch.nodes import Nodes, meet
+from keras_flow.launch.nodes import Nodes, nodes_of
 from keras_flow.launch.output import Shown
 from keras_flow.launch.processes import OUTPUT_SECONDS, Interrupts, RankProcess, Ranks
 
@@ -44,7 +44,10 @@ _ABORTS = (-signal.SIGABRT, 128 + signal.SIGABRT)
 @contextmanager
 def job_folder() -> Iterator[JobFolder]:
     """A private folder for a job, removed afterwards; by the guardian where this process is killed."""
-    path = tempfile.mkdtemp(prefix="keras-flow-")
+    try:
+        path = tempfile.mkdtemp(prefix="keras-flow-")
+    except OSError as error:
+        raise LaunchError(f"keras_flow makes a folder for each job among temporary files (TMPDIR): {error}.") from error
     try:
         yield JobFolder(path)
     finally:
@@ -62,17 +65,18 @@ def launch(job: Job, folder: JobFolder) -> None:
     if os.name != "posix":
         raise LaunchError("keras_flow starts several processes only on POSIX systems (Linux, macOS, WSL).")
     given = job.env.get(settings.TOKEN) or settings.read(settings.TOKEN)
-    token = given or (secrets.token_hex(32) if job.nodes == 1 else joining.token().decode())
-    if job.nodes > 1 and not given:
+    # several hosts without one: the launchers go by a known word, by which no rank may unpickle
+    token = given or (secrets.token_hex(32) if job.nodes == 1 else "")
+    if not token:
         print(
             f"keras-flow: {settings.TOKEN} is not set: whoever reaches {job.host}:{job.port} can join this job. Set it "
             "to the same secret on all hosts.",
             file=sys.stderr,
         )
     if job.logs is not None:
-        one = "0" if job.processes == 1 else f"0..{job.processes - 1}"
-        print(f"keras-flow: output is in {job.logs}/local_rank_{one}/stdout and stderr", file=sys.stderr)
-    with Interrupts() as interrupts, meet(job, token.encode()) as nodes:
+        names = _log_folder(job, 0) + ("" if job.processes == 1 else f"..{job.first + job.processes - 1}")
+        print(f"keras-flow: output is in {job.logs}/{names}/stdout and stderr", file=sys.stderr)
+    with Interrupts() as interrupts, nodes_of(job, token.encode() or joining.token()) as nodes:
         for attempt in range(job.restarts + 1):
             try:
                 _run(job, folder, nodes, interrupts, attempt, token)
@@ -85,19 +89,20 @@ def launch(job: Job, folder: JobFolder) -> None:
 
 
 def _run(job: Job, folder: JobFolder, nodes: Nodes, interrupts: Interrupts, attempt: int, token: str) -> None:
-    """Start the processes of this host and watch them, once."""
+    """Start the processes of this host, once all hosts are ready, and watch them, once."""
     free = job.port if job.nodes == 1 and job.port is not None else environment.free_port()
-    port = nodes.begin(free)
     ranks = Ranks(interrupts, folder)
     try:
         with ranks:
-            for local in range(job.processes):
-                interrupts.check()
-                env = environment.of_process(job, folder, local, port, attempt, token)
-                ranks.start(job.first + local, job.command, env, _shown(job, local, attempt))
-            if attempt == 0:
-                _tell_start(job)
             try:
+                with interrupts.at_once():
+                    port = nodes.begin(free)
+                for local in range(job.processes):
+                    interrupts.check()
+                    env = environment.of_process(job, folder, local, port, attempt, token)
+                    ranks.start(job.first + local, job.command, env, _shown(job, local, attempt))
+                if attempt == 0:
+                    _tell_start(job)
                 _watch(job, folder, ranks, interrupts, nodes)
             except (KeyboardInterrupt, SystemExit) as asked:
                 # at once: the processes of all hosts stop at one step
@@ -134,7 +139,7 @@ def _tell_start(job: Job) -> None:
 
 
 def _shown(job: Job, local: int, attempt: int) -> Shown:
-    folder = None if job.logs is None else job.logs / f"local_rank_{local}"
+    folder = None if job.logs is None else job.logs / _log_folder(job, local)
     return Shown(
         word=job.word,
         every=job.show_all,
@@ -143,6 +148,11 @@ def _shown(job: Job, local: int, attempt: int) -> Shown:
         folder=folder,
         append=attempt > 0,
     )
+
+
+def _log_folder(job: Job, local: int) -> str:
+    """The folder of a process's output: hosts may share the one that it is in."""
+    return f"local_rank_{local}" if job.nodes == 1 else f"rank_{job.first + local}"
 
 
 def _watch(job: Job, folder: JobFolder, ranks: Ranks, interrupts: Interrupts, nodes: Nodes) -> None:

@@ -129,7 +129,7 @@ class Nodes(ABC):
             self.names = {int(index): name for index, name in message["names"].items()}
 
     def _tell(self, message: dict[str, Any], but: int | None = None) -> None:
-        for node, channel in self._channels.items():
+        for node, channel in list(self._channels.items()):  # which grow in another thread while hosts come
             if node != but:
                 with self._telling, contextlib.suppress(ConnectionError):  # `look` notices it
                     channel.send(message)
@@ -161,19 +161,24 @@ class NoOtherNodes(Nodes):
 
 
 class FirstNode(Nodes):
-    """Host 0, where the others meet.
-
-    Raises:
-        LaunchError: one cannot listen at the address, a host does not come in time, or differs from this one.
-    """
+    """Host 0, where the others meet."""
 
     def __init__(self, job: Job, token: bytes):
         super().__init__(job)
+        self._token = token
         self._ready: set[int] = set()
+
+    def _meet(self) -> None:
+        """Wait for all hosts.
+
+        Raises:
+            LaunchError: one cannot listen at the address, a host does not come in time, or differs from this one.
+        """
+        job = self.job
         assert job.port is not None
         facts, until = job.facts(), time.monotonic() + job.meeting_seconds
         try:
-            listener = Listener(job.host, job.port, token)
+            listener = Listener(job.host, job.port, self._token)
         except OSError as error:
             raise LaunchError(
                 f"keras-flow launch cannot listen at {job.host}:{job.port}, where the hosts meet: {error.strerror}. "
@@ -201,6 +206,8 @@ class FirstNode(Nodes):
 
     def begin(self, port: int) -> int:
         """Tell the others the port."""
+        if not self._channels:
+            self._meet()
         # of a restart: those that end their processes slower than this host are waited for
         until = time.monotonic() + self.job.meeting_seconds
         for node, channel in self._channels.items():
@@ -213,6 +220,7 @@ class FirstNode(Nodes):
                 if message is None:
                     raise LaunchError(f"host {node} ({name}) is not ready to begin.")
                 self._take(node, message)
+                _raise_interruption(message)
         self._ready.clear()
         self._begin_anew()
         self._failure = None
@@ -223,6 +231,8 @@ class FirstNode(Nodes):
     def _admit(self, channel: Channel, hello: dict[str, Any], facts: dict[str, str]) -> None:
         node, theirs = int(hello.get("node", -1)), dict(hello.get("facts", {}))
         name = str(hello.get("name", "?"))
+        if node in self._channels and _is_closed(self._channels[node]):
+            del self._channels[node]  # its launcher was ended, and is started again
         self._channels.setdefault(node, channel)
         if not 0 < node < self.job.nodes or self._channels[node] is not channel:
             channel.send({"refused": f"--node_rank {node} is taken, or none of 1 to {self.job.nodes - 1}."})
@@ -272,19 +282,40 @@ def _say_missing(missing: list[int], job: Job) -> None:
     )
 
 
-class OtherNode(Nodes):
-    """A host that is not host 0.
+def _is_closed(channel: Channel) -> bool:
+    """Whether the other side has closed a channel; what it said before is lost."""
+    try:
+        while channel.receive() is not None:
+            pass
+    except ConnectionError:
+        return True
+    return False
 
-    Raises:
-        LaunchError: host 0 cannot be reached in time, or does not take this one.
-    """
+
+def _raise_interruption(message: dict[str, Any]) -> None:
+    """Raise the error of a job that another host was asked to end; other failures are of the attempt before."""
+    if "signal" in message.get("failed", {}):
+        raise _as_error(message["failed"])
+
+
+class OtherNode(Nodes):
+    """A host that is not host 0."""
 
     def __init__(self, job: Job, token: bytes):
         super().__init__(job)
+        self._token = token
+
+    def _meet(self) -> None:
+        """Come to host 0.
+
+        Raises:
+            LaunchError: it cannot be reached in time, or does not take this one.
+        """
+        job = self.job
         assert job.port is not None
         hello = {"node": job.node, "name": socket.gethostname(), "facts": job.facts()}
         try:
-            self._channels[0] = connect(job.host, job.port, token, hello, job.meeting_seconds)
+            self._channels[0] = connect(job.host, job.port, self._token, hello, job.meeting_seconds)
         except ConnectionError as error:
             raise LaunchError(
                 f"keras-flow launch could not reach host 0 at {job.host}:{job.port} within {job.meeting_seconds:g} s "
@@ -294,6 +325,8 @@ class OtherNode(Nodes):
 
     def begin(self, port: int) -> int:
         """Wait for host 0's word."""
+        if not self._channels:
+            self._meet()
         self._begin_anew()
         self._failure = None
         self._tell({"ready": True})
@@ -307,6 +340,7 @@ class OtherNode(Nodes):
                 raise LaunchError(f"host 0 at {self.job.host}:{self.job.port} did not begin the job in time.")
             if "refused" in message:
                 raise LaunchError(f"host 0 does not begin the job: {message['refused']}")
+            _raise_interruption(message)
             if "begin" in message:
                 self._take(0, message)
                 return int(message["begin"])
@@ -316,8 +350,8 @@ class OtherNode(Nodes):
         super()._take(int(message.get("node", node)), message)
 
 
-def meet(job: Job, token: bytes) -> Nodes:
-    """The other hosts of a job, once all have come; `token` is the secret by which they know each other."""
+def nodes_of(job: Job, token: bytes) -> Nodes:
+    """The other hosts of a job; `token` is the secret by which they know each other."""
     if job.nodes == 1:
         return NoOtherNodes(job)
     return FirstNode(job, token) if job.node == 0 else OtherNode(job, token)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import psutil
 
@@ -49,6 +49,7 @@ class Interrupts:
         self._pending: int | None = None
         self._numbers = (signal.SIGINT, signal.SIGTERM) if terminates else (signal.SIGINT,)
         self._before: dict[signal.Signals, object] = {}
+        self._at_once = False
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -65,6 +66,18 @@ class Interrupts:
 
     def _note(self, number: int, frame: object) -> None:
         self._pending = number
+        if self._at_once:
+            self.check()
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Inside, what `check` raises is raised as the signal comes: in waits that start no process."""
+        self._at_once = True
+        try:
+            self.check()
+            yield
+        finally:
+            self._at_once = False
 
     def note(self, number: int) -> None:
         """Take a signal that a rank was sent in place of this process."""

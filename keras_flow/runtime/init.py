@@ -68,7 +68,7 @@ def init(devices: int | None = None, type: str | None = None, simulate: bool = F
         # before the program makes data, layers and pipelines, so that those without a seed are alike
         random_states.align(begins=True)
         # those that were started by our launcher know it
-        if world.process_index == 0 and settings.TOKEN not in os.environ:
+        if world.process_index == 0 and settings.JOB not in os.environ:
             print(f"keras-flow: {world.size} ranks; this is {find()}", file=sys.stderr)
     return world
 

@@ -1,9 +1,12 @@
 """Jobs of real processes that end well, fail, are killed, hang and are interrupted."""
 
+import errno
 import gzip
 import os
 import signal
+import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 
 from keras_flow import settings
 from keras_flow.errors import LaunchError
+from keras_flow.launch import environment
 from keras_flow.launch.failure import RankError
 from keras_flow.launch.job import Job, stated_timeout
 from keras_flow.launch.launcher import job_folder, launch
@@ -218,3 +222,15 @@ def test_timeout_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (stated_timeout(None), stated_timeout(2)) == (7, 2)
     with pytest.raises(LaunchError, match=r"-1.*above 0"):
         stated_timeout(-1)
+
+
+def test_a_host_without_ports_or_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(LaunchError, match="none of 100 ports of 20000 to 31999 .*: Operation not permitted"):
+        environment.free_port()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(LaunchError, match=r"\(TMPDIR\): .*No such file"), job_folder():
+        pass

@@ -15,7 +15,7 @@ import pytest
 from keras_flow.launch import nodes
 from keras_flow.launch.failure import RankError
 from keras_flow.launch.job import Job
-from keras_flow.launch.nodes import meet
+from keras_flow.launch.nodes import nodes_of
 from tests.launch import programs
 
 pytestmark = pytest.mark.timeout(90)
@@ -33,7 +33,7 @@ def node(script: Path, number: int, port: int, *arguments: str, nodes: int = 2, 
     if "--nproc_per_node" not in options:
         named += ["--nproc_per_node", "2"]
     command = ["-m", "keras_flow.launch", *named, *options, str(script), *rest]
-    return programs.start(command, KERAS_FLOW_TOKEN="a secret", **variables)
+    return programs.start(command, **{"KERAS_FLOW_TOKEN": "a secret", **variables})
 
 
 def port() -> int:
@@ -43,12 +43,50 @@ def port() -> int:
 
 
 def test_ranks_of_two_hosts(tmp_path: Path) -> None:
-    script, at = programs.write(tmp_path, SAYS), port()
-    launchers = [node(script, number, at, "--all-output") for number in (1, 0)]
+    """Without a secret, which the ranks must then not seem to have; both write output to a folder that they share."""
+    script, at = programs.write(tmp_path, SAYS + "print(os.environ.get('KERAS_FLOW_TOKEN') or 'no secret')\n"), port()
+    options, logs = ["--tee", "--logdir", str(tmp_path / "log")], tmp_path / "log"
+    launchers = [node(script, number, at, *options, KERAS_FLOW_TOKEN="") for number in (1, 0)]
     outputs = [programs.finish(launcher) for launcher in launchers]
     assert [code for code, _, _ in outputs] == [0, 0], outputs
-    assert sorted(outputs[0][1].splitlines()) == ["[rank 2] 2 0 4 2 1", "[rank 3] 3 1 4 2 1"]
-    assert sorted(outputs[1][1].splitlines()) == ["[rank 0] 0 0 4 2 0", "[rank 1] 1 1 4 2 0"]
+    said = {0: "0 0 4 2 0", 1: "1 1 4 2 0", 2: "2 0 4 2 1", 3: "3 1 4 2 1"}
+    for ranks, (_, out, err) in zip(((2, 3), (0, 1)), outputs, strict=True):
+        lines = [f"[rank {rank}] {line}" for rank in ranks for line in (said[rank], "no secret")]
+        assert sorted(out.splitlines()) == sorted(lines)
+        assert f"output is in {logs}/rank_{ranks[0]}..{ranks[1]}/stdout and stderr" in err
+    assert {rank: (logs / f"rank_{rank}" / "stdout").read_text() for rank in said} == {
+        rank: f"{line}\nno secret\n" for rank, line in said.items()
+    }
+
+
+def is_connected(launcher: subprocess.Popen[str]) -> bool:
+    return any(each.status == psutil.CONN_ESTABLISHED for each in psutil.Process(launcher.pid).net_connections())
+
+
+def test_ctrl_c_while_hosts_are_awaited() -> None:
+    """It is obeyed at once, and told to those that have come. Of a program that is no file."""
+    at = port()
+    launchers = [node(Path("true"), number, at, "--no_python", "--timeout", "30", nodes=3) for number in (0, 1)]
+    programs.wait_until(lambda: is_connected(launchers[1]), 20)
+    time.sleep(0.3)
+    launchers[0].send_signal(signal.SIGINT)
+    for launcher in launchers:
+        code, _, err = programs.finish(launcher, 8)
+        assert code == 130, err
+        assert err.splitlines()[-1].startswith("keras-flow: interrupted"), err
+
+
+def test_a_host_that_is_ended_before_the_others_come(tmp_path: Path) -> None:
+    """Its launcher is started again, and the job begins."""
+    script, at = programs.write(tmp_path, SAYS), port()
+    first, gone = (node(script, number, at, nodes=3) for number in (0, 1))
+    programs.wait_until(lambda: is_connected(gone), 20)
+    time.sleep(0.3)
+    gone.send_signal(signal.SIGTERM)
+    assert programs.finish(gone, 8)[0] == 143
+    launchers = [first, *(node(script, number, at, nodes=3) for number in (1, 2))]
+    outputs = [programs.finish(launcher) for launcher in launchers]
+    assert [code for code, _, _ in outputs] == [0, 0, 0], outputs
 
 
 @pytest.mark.parametrize("failing", [0, 3])
@@ -130,8 +168,7 @@ def test_a_host_that_is_quicker_to_start_again() -> None:
     at = port()
     jobs = [Job(2, ["true"], 60.0, nodes=2, node=number, host="127.0.0.1", port=at) for number in (0, 1)]
     with ThreadPoolExecutor(2) as threads:
-        hosts = [threads.submit(meet, job, b"a secret") for job in jobs]
-        with hosts[0].result(20) as first, hosts[1].result(20) as other:
+        with nodes_of(jobs[0], b"a secret") as first, nodes_of(jobs[1], b"a secret") as other:
             for attempt in range(3):
                 if attempt:
                     other.fail(RankError("rank 2 failed", 2))
@@ -150,9 +187,8 @@ def test_a_host_that_stood_still_does_not_blame_the_others(monkeypatch: pytest.M
     at = port()
     jobs = [Job(2, ["true"], 60.0, nodes=2, node=number, host="127.0.0.1", port=at) for number in (0, 1)]
     with ThreadPoolExecutor(2) as threads:
-        hosts = [threads.submit(meet, job, b"a secret") for job in jobs]
         # the other one is not entered: it gives no sign of life
-        first, other = (host.result(20) for host in hosts)
+        first, other = (nodes_of(job, b"a secret") for job in jobs)
         with first:
             begun = threads.submit(other.begin, 0)
             first.begin(4000)
@@ -189,11 +225,12 @@ def test_output_that_stays_open_on_one_host(tmp_path: Path) -> None:
 def test_hosts_that_differ(tmp_path: Path) -> None:
     at = port()
     first = node(programs.write(tmp_path, SAYS, "a.py"), 0, at)
-    second = node(programs.write(tmp_path, SAYS + "\n", "b.py"), 1, at, "--nproc_per_node", "3")
+    second = node(programs.write(tmp_path, SAYS + "\n", "b.py"), 1, at, "--nproc_per_node", "3", backend="jax")
     for launcher in (first, second):
         code, _, err = programs.finish(launcher)
         assert code == 1
         assert "--nproc_per_node: 2 on host 0, 3 there" in err
+        assert "KERAS_BACKEND: torch on host 0, jax there" in err
         assert "script:" in err
 
 
