@@ -135,6 +135,19 @@ def test_a_backend_imports_no_other_engine() -> None:
     assert not found, found
 
 
+def test_no_process_unpickles_what_nobody_signed() -> None:
+    """torch's collectives of objects do; `kf.comm` has its own."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.attr}"
+        for path in sorted((ROOT / "backends").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr.endswith(("_object", "_object_list"))
+        and "distributed" in ast.unparse(node.value)
+    ]
+    assert not found, found
+
+
 def test_the_algebra_imports_only_itself_and_numpy() -> None:
     allowed = (
         "keras_flow.sbp",

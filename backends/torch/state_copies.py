@@ -33,9 +33,10 @@ def compare(model: keras.Model, placement: Placement) -> None:
         first = differing[0]
         layer = next(layer for variable, layer in state if variable is first)
         group = layouts.group(placement.ranks)  # ranks outside of the placement do not come here
-        found = [0] * placement.size
-        torch_distributed.all_gather_object(found, _sum_of_bits(first._value), group=group)
-        sums = dict(zip(torch_distributed.get_process_group_ranks(group), found, strict=True))
+        own = torch.tensor([_sum_of_bits(first._value)])
+        found = [torch.zeros_like(own) for _ in range(placement.size)]
+        torch_distributed.all_gather(found, own, group=group)
+        sums = dict(zip(torch_distributed.get_process_group_ranks(group), map(int, found), strict=True))
         raise FlowError(states.explained(first, layer, sums, len(differing) - 1))
 
 
