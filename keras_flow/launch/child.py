@@ -28,7 +28,7 @@ _OWN_MODULES = {"runpy", "keras_flow.launch.payload"}
 
 def main() -> None:
     """Run the script or function that the command line names, and record the exception that ends it."""
-    folder, rank = own_folder(), int(os.environ["RANK"])
+    folder, rank, process = own_folder(), int(os.environ["RANK"]), os.getpid()
     assert folder is not None
     last_call.open_page(folder.last_call(rank))
     # by this signal the launcher asks the ranks of a job that hangs for their stacks
@@ -37,6 +37,9 @@ def main() -> None:
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         # not printed here: the launcher's error repeats it, once and with the rank
+        if os.getpid() != process:  # a fork of the program's
+            sys.__excepthook__(kind, error, trace)
+            return
         error.with_traceback(_without_own_frames(trace))
         failure.record(folder, rank, error)
 
@@ -52,9 +55,12 @@ def main() -> None:
         else:
             _run_main(folder, rank, joins=mode == "main")
         code = 0
-        folder.left(rank).touch()
+        if os.getpid() == process:
+            folder.left(rank).touch()
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if os.getpid() != process:
+            raise
         if code != 0:
             sys.last_value = leaving  # a failure too: what runs at exit must not wait for the other ranks
             leaving.with_traceback(_without_own_frames(leaving.__traceback__))
@@ -87,7 +93,7 @@ def _flush_files() -> None:
 def _run_script(command: list[str]) -> None:
     sys.argv[:] = command
     sys.path[0] = os.path.dirname(os.path.abspath(command[0]))  # as `python FILE.py` has it
-    runpy.run_path(command[0], run_name="__main__")
+    runpy.run_path(os.path.abspath(command[0]), run_name="__main__")
 
 
 def _run_module(command: list[str]) -> None:
@@ -100,9 +106,9 @@ def _run_main(folder: JobFolder, rank: int, joins: bool) -> None:
     from keras_flow.launch import payload
     from keras_flow.runtime.init import init
 
-    call = payload.receive(folder.payload)
     if joins:  # a chief is joined by kf.ParameterServer
         init()
+    call = payload.receive(folder.payload)  # afterwards: arrays among the arguments start an engine
     result = call()
     if rank == 0:
         payload.send_result(folder.result, result)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import io
 import pickle
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -64,17 +66,42 @@ def send_result(path: Path, result: object) -> None:
         FlowError: it cannot be sent.
     """
     try:
-        path.write_bytes(cloudpickle.dumps(result))
+        pickled = dumps(result)
     except Exception as error:  # whatever a __reduce__ raises
         raise FlowError(
             f"main returned a {type(result).__name__}, which cannot be sent back to the process that called kf.run: "
             f"{error}. Return numbers, strings, numpy arrays, or lists and dicts of these (or None)."
         ) from error
+    path.write_bytes(pickled)
 
 
 def receive_result(path: Path) -> object:
-    """Return what `main` returned on rank 0."""
+    """Return what `main` returned on rank 0.
+
+    Raises:
+        SystemExit: it called `sys.exit` there, without a failure, as in a process of its own.
+    """
+    if not path.exists():
+        raise SystemExit(0)
     return pickle.loads(path.read_bytes())
+
+
+def dumps(value: object) -> bytes:
+    """Pickle what a program hands back."""
+    stream = io.BytesIO()
+    _ResultPickler(stream).dump(value)
+    return stream.getvalue()
+
+
+class _ResultPickler(cloudpickle.Pickler):
+    """Parts a History from its model, whose weights a rank may not have whole."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        keras = sys.modules.get("keras")
+        if keras is None or not isinstance(obj, keras.callbacks.History):
+            return super().reducer_override(obj)
+        kept = {name: value for name, value in vars(obj).items() if name in ("history", "epoch", "params")}
+        return keras.callbacks.History, (), kept
 
 
 def _keras_state() -> dict[str, object]:
@@ -82,7 +109,8 @@ def _keras_state() -> dict[str, object]:
     state: dict[str, object] = {"random": random.getstate(), "numpy": np.random.get_state()}
     keras = sys.modules.get("keras")
     if keras is not None:
-        from keras_flow.current.keras_places import get_random_seed  # loads Keras, which may not be loaded here
+        # loads Keras, which may not be loaded here
+        from keras_flow.current.keras_places import get_global_attribute, get_random_seed
 
         seed, custom = get_random_seed(), keras.saving.get_custom_objects()
         state["keras"] = {
@@ -91,7 +119,13 @@ def _keras_state() -> dict[str, object]:
             "image_data_format": keras.config.image_data_format(),
             "dtype_policy": keras.saving.serialize_keras_object(keras.config.dtype_policy()),
             "seed": None if seed is None else int(seed),
-            "custom": {name: item for name, item in custom.items() if getattr(item, "__module__", "") == "__main__"},
+            "switches": {name: get_global_attribute(name) for name in ("safe_mode_saving", "interactive_logging")},
+            # what a module registers, it does in the rank too, as it is imported
+            "custom": {
+                name: item
+                for name, item in custom.items()
+                if ">" not in name or getattr(item, "__module__", "") == "__main__"
+            },
         }
     return state
 
@@ -102,15 +136,22 @@ def _restore(state: dict[str, object]) -> None:
     if isinstance(settings, dict):
         import keras
 
+        from keras_flow.current.keras_places import set_global_attribute
+
         keras.config.set_floatx(settings["floatx"])
         keras.config.set_epsilon(settings["epsilon"])
         keras.config.set_image_data_format(settings["image_data_format"])
         keras.config.set_dtype_policy(keras.saving.deserialize_keras_object(settings["dtype_policy"]))
         if settings["seed"] is not None:
             keras.utils.set_random_seed(settings["seed"])
+        for name, value in settings["switches"].items():
+            set_global_attribute(name, value)
         for name, item in settings["custom"].items():
             package, _, short = name.rpartition(">")
-            keras.saving.register_keras_serializable(package or "Custom", short)(item)
+            if package:
+                keras.saving.register_keras_serializable(package, short)(item)
+            else:
+                keras.saving.get_custom_objects()[name] = item
     random.setstate(state["random"])  # pyright: ignore[reportArgumentType]
     np.random.set_state(state["numpy"])  # pyright: ignore[reportArgumentType]
 

@@ -60,7 +60,7 @@ def run(
             for a `main` that writes to memory shared with others (a `numpy.memmap`) before its first step.
 
     Returns:
-        What `main` returned on rank 0.
+        What `main` returned on rank 0; of several processes a History comes without its model.
 
     Raises:
         FlowError: the ranks cannot be had (see `kf.init`), or `main` cannot be sent to them. Also a wrong placement,
@@ -97,7 +97,7 @@ def run(
         return cast(Result, served.run(main, args, named, servers, workers, stated_timeout(timeout)))
     if on not in (None, "ray"):
         raise FlowError(f'kf.run was asked for on={on!r}; legal is "ray", or None for this host.')
-    count = _process_count(processes or (ranks if on else None), ranks)
+    count = _process_count(ranks if on and processes is None else processes, ranks)
     if (count == 1 and on is None) or find().count > 1:
         if find().count == 1 and output.is_plain(sys.stderr):
             noise.filter_stderr_of_engine()
@@ -124,7 +124,8 @@ def run(
             env={"KERAS_BACKEND": engine},
         )
         if on == "ray":
-            folder.result.write_bytes(on_ray.launch(job, folder.payload.read_bytes()) or b"")
+            if (result := on_ray.launch(job, folder.payload.read_bytes())) is not None:
+                folder.result.write_bytes(result)
         else:
             try:
                 launcher.launch(job, folder)
@@ -136,7 +137,7 @@ def run(
 def _process_count(processes: int | None, ranks: int | None) -> int:
     """How many processes to start: as asked, or one for each rank where a process drives one rank, or this one."""
     alone = active.drives_all_ranks()
-    count = processes or (1 if alone else ranks or 1)
+    count = (1 if alone else ranks or 1) if processes is None else processes
     if not isinstance(count, int) or isinstance(count, bool) or count < 1 or (ranks or count) % count:
         raise FlowError(
             f"kf.run was asked for {ranks} ranks in processes={processes!r}; legal is a whole number of at least 1 "

@@ -18,7 +18,7 @@ import numpy as np
 
 from keras_flow.current import last_call, pausing
 from keras_flow.errors import FlowError
-from keras_flow.launch import by_value
+from keras_flow.launch import by_value, payload
 from keras_flow.launch.folder import own_folder
 from keras_flow.notebook import connections
 from keras_flow.runtime import versions
@@ -117,7 +117,7 @@ def give(names: Sequence[str], sends: bool) -> bytes:
     if not sends:
         return b""
     try:
-        return cloudpickle.dumps(values)
+        return payload.dumps(values)
     except Exception as error:  # whatever a __reduce__ raises
         kinds = ", ".join(f"{name} ({type(value).__name__})" for name, value in values.items())
         raise FlowError(
@@ -127,15 +127,11 @@ def give(names: Sequence[str], sends: bool) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """A value as the notebook can have it: tensors become arrays, a history is parted from its model."""
+    """A value as the notebook can have it: tensors become arrays."""
     import keras
 
     from keras_flow.tensors.global_tensor import GlobalTensor
 
-    if isinstance(value, keras.callbacks.History):
-        alone = keras.callbacks.History()
-        alone.history, alone.epoch, alone.params = value.history, getattr(value, "epoch", []), value.params
-        return alone
     if isinstance(value, GlobalTensor):
         return value.numpy()
     if isinstance(value, keras.Variable) or keras.ops.is_tensor(value):
@@ -167,7 +163,7 @@ def take(pickled: bytes) -> None:
 def call(pickled: bytes) -> bytes:
     """Call a function that the notebook sent, with its arguments; what it returned, pickled."""
     function, args, kwargs = by_value.loads(pickled)
-    return cloudpickle.dumps(plain(function(*args, **kwargs)))
+    return payload.dumps(plain(function(*args, **kwargs)))
 
 
 def count_as(number: int) -> None:

@@ -138,6 +138,10 @@ def test_rank_that_works_does_not_hang(tmp_path: Path) -> None:
 
 
 LEAVING = """
+if (fork := os.fork()) == 0:
+    sys.exit(5)  # which is not the rank's end
+os.waitpid(fork, 0)
+assert os.path.isabs(__file__)
 import atexit, ctypes, gzip, threading
 folder = sys.argv[1]
 thread = threading.Thread(target=lambda: (time.sleep(.3), print('thread')))
@@ -161,10 +165,11 @@ holder = Holder()
 def test_a_rank_leaves_as_a_program_does(tmp_path: Path, last: str) -> None:
     """Though Python is not taken down: `_leave` of keras_flow.launch.child."""
     script = programs.write(tmp_path, SLEEP + LEAVING + last)
-    command = ["-m", "keras_flow.launch.child", "script", str(script), str(tmp_path)]
+    command = ["-m", "keras_flow.launch.child", "script", os.path.relpath(script), str(tmp_path)]
     code, out, _ = programs.finish(programs.start(command, RANK="0", **{settings.JOB: str(tmp_path)}))
     assert code == {"": 0, "sys.exit(0)": 0, "sys.exit(3)": 3, "raise ValueError": 1}[last]
     assert (tmp_path / "kept.txt").read_text() == "text"
+    assert (tmp_path / "failure-0.json").exists() == (code != 0)
     assert {"thread", "exit", "C"} <= set(out.split())
     if code == 0:  # a failure is kept with all that its frames hold
         assert gzip.decompress((tmp_path / "packed.gz").read_bytes()) == b"bytes"
@@ -229,7 +234,7 @@ def test_a_host_without_ports_or_temporary_files(monkeypatch: pytest.MonkeyPatch
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
-    with pytest.raises(LaunchError, match="none of 100 ports of 20000 to 31999 .*: Operation not permitted"):
+    with pytest.raises(LaunchError, match=r"none of 100 ports of 20000 to 31999 .*: Operation not permitted"):
         environment.free_port()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(LaunchError, match=r"\(TMPDIR\): .*No such file"), job_folder():

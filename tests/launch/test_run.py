@@ -1,6 +1,7 @@
 """`kf.run`: results, errors, and what it leaves behind."""
 
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,87 @@ def test_result_that_cannot_be_sent_back(tmp_path: Path) -> None:
 
     with pytest.raises(FlowError, match="main returned a generator, which cannot be sent back"):
         payload.send_result(tmp_path / "result", (n for n in range(3)))
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):  # no fault of what was returned
+        payload.send_result(tmp_path / "full", bytes(100000))
+
+
+def test_a_history_comes_back_without_its_model(tmp_path: Path) -> None:
+    """Weights that lie on several ranks, and layers of the program's own, cannot be sent by one rank."""
+    import keras
+
+    from keras_flow.launch import payload
+
+    history = keras.callbacks.History()
+    history.set_model(threading.Lock())  # which cannot be pickled
+    history.set_params({"epochs": 1})
+    history.on_train_begin()
+    history._model = history.model
+    history.history["loss"] = [0.5]
+    payload.send_result(tmp_path / "result", {"first": [history]})
+    back = payload.receive_result(tmp_path / "result")["first"][0]  # type: ignore[index]
+    assert (type(back), back.history, back.epoch, back.params) == (type(history), {"loss": [0.5]}, [], {"epochs": 1})
+
+
+def test_main_that_leaves_well_leaves_here_too(tmp_path: Path) -> None:
+    """As where it runs in this process."""
+    from keras_flow.launch import payload
+
+    with pytest.raises(SystemExit) as caught:
+        payload.receive_result(tmp_path / "result")
+    assert caught.value.code == 0
+
+
+def test_settings_of_keras_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+
+    from keras_flow.current.keras_places import get_global_attribute, set_global_attribute
+    from keras_flow.launch import payload
+
+    class Own(keras.layers.Layer):
+        __module__ = "__main__"
+
+    class Other(keras.layers.Layer):
+        pass
+
+    custom, names = keras.saving.get_custom_objects(), ("safe_mode_saving", "interactive_logging")
+    before, settings = dict(custom), [get_global_attribute(name) for name in names]
+    custom.update({"Own": Own, "Other": Other, "of>Other": Other, "of>Own": Own})
+    keras.config.enable_unsafe_deserialization()
+    keras.config.disable_interactive_logging()
+    try:
+        state = payload._keras_state()
+        custom.clear()
+        for name in names:
+            set_global_attribute(name, None)
+        payload._restore(state)
+        assert custom == {"Own": Own, "Other": Other, "of>Own": Own}
+        assert [get_global_attribute(name) for name in names] == [False, False]
+    finally:
+        custom.clear()
+        custom.update(before)
+        for name, value in zip(names, settings, strict=True):
+            set_global_attribute(name, value)
+
+
+def test_a_rank_joins_before_it_reads_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Arrays of JAX among them start the engine, which must know of the other processes then."""
+    from keras_flow.launch import child, payload
+    from keras_flow.launch.folder import JobFolder
+
+    did: list[str] = []
+    monkeypatch.setattr("keras_flow.runtime.init.init", lambda: did.append("joined"))
+    monkeypatch.setattr(payload, "receive", lambda _: did.append("read") or (lambda: did.append("called")))
+    child._run_main(JobFolder(tmp_path), 1, joins=True)
+    assert did == ["joined", "read", "called"]
+
+
+@pytest.mark.parametrize("processes", [0, -1, True])
+def test_numbers_of_processes_that_cannot_be(processes: int) -> None:
+    import keras_flow as kf
+
+    with pytest.raises(kf.FlowError, match=f"processes={processes}; legal is a whole number of at least 1"):
+        kf.run(print, devices=2, processes=processes)
 
 
 def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
