@@ -6,11 +6,14 @@ They are read here, once for all engines.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+
+import psutil
 
 from keras_flow import settings
 from keras_flow.current import tf_config
@@ -25,6 +28,9 @@ LOOPBACK = "127.0.0.1"
 #: What these say of the launchers is then not said of the processes
 INNER = ("TORCHELASTIC_RUN_ID", settings.JOB)
 
+#: the variables without which a process is in no job
+OF_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TF_CONFIG")
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -35,6 +41,7 @@ class Processes:
         count: number of processes in the job.
         local_index: index among the processes of this host.
         local_count: number of processes on this host.
+        hosts: number of hosts, as far as it is said: where all have as many processes as this one, or by Slurm.
         host: name or address of the host of process 0, where the engine's coordinator listens.
         port: its port there.
         source: who said so, in words.
@@ -46,6 +53,7 @@ class Processes:
     count: int = 1
     local_index: int = 0
     local_count: int = 1
+    hosts: int = 1
     host: str = LOOPBACK
     port: int = 0
     source: str = "no launcher"
@@ -174,8 +182,10 @@ def _described(
             f"{count_name} - 1."
         )
     # Slurm's "2(x3),1" is two on each of three hosts, then one
-    here = re.match(r"\d+", environment.get(local_count_name, ""))
-    local_count = min(count, int(here[0])) if here else count
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get(local_count_name, ""))
+    shares = [int(share) for share, times in found for _ in range(int(times or 1))] or [count]
+    node = environment.get("SLURM_NODEID", "0")
+    local_count = min(count, shares[int(node) % len(shares)] if node.isdigit() else shares[0])
     local_index = _number(environment, local_index_name) if local_index_name in environment else index % local_count
     host = environment.get("MASTER_ADDR") or (first_host() if first_host else "")
     if not host and local_count < count:
@@ -188,8 +198,9 @@ def _described(
         count=count,
         local_index=local_index,
         local_count=local_count,
+        hosts=len(shares) if len(shares) > 1 else max(1, count // local_count),
         host=host or LOOPBACK,
-        port=_port(environment, job),
+        port=_stated_port(environment) or _PORTS[zlib.crc32((job or _starter(index_name)).encode()) % len(_PORTS)],
         source=source,
     )
 
@@ -220,8 +231,9 @@ def _of_tf_config(environment: Mapping[str, str]) -> Processes | None:
         count=len(addresses),
         local_index=hosts[:place].count(hosts[place]),
         local_count=hosts.count(hosts[place]),
+        hosts=len(set(hosts)),
         host=environment.get("MASTER_ADDR") or hosts[0],
-        port=int(environment.get("MASTER_PORT") or addresses[0].rpartition(":")[2]),
+        port=_stated_port(environment) or int(addresses[0].rpartition(":")[2]),
         source="TF_CONFIG",
         addresses=tuple(addresses),
     )
@@ -238,15 +250,25 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     return int(environment[name])
 
 
-def _port(environment: Mapping[str, str], job: str | None) -> int:
-    """The coordinator's port: MASTER_PORT, otherwise one that all processes of the job compute alike."""
-    if environment.get("MASTER_PORT"):
-        port = _number(environment, "MASTER_PORT")
-        if not 0 < port < 65536:
-            raise FlowError(f"the environment variable MASTER_PORT is {port}; legal is 1 to 65535.")
-        return port
-    # mpirun and Slurm's daemon start the processes of a host, whose parent is therefore the same one
-    return _PORTS[zlib.crc32((job or str(os.getppid())).encode()) % len(_PORTS)]
+def _stated_port(environment: Mapping[str, str]) -> int | None:
+    """The coordinator's port, where MASTER_PORT says it."""
+    if not environment.get("MASTER_PORT"):
+        return None
+    port = _number(environment, "MASTER_PORT")
+    if not 0 < port < 65536:
+        raise FlowError(f"the environment variable MASTER_PORT is {port}; legal is 1 to 65535.")
+    return port
+
+
+def _starter(index_name: str) -> str:
+    """The number of the process that started all of this host: of mpirun, above a script that wraps the program.
+
+    It is the next one above that was not itself told an index by the variable.
+    """
+    above = psutil.Process().parents()
+    with contextlib.suppress(psutil.Error):  # the environment of another user's
+        return str(next((each.pid for each in above if index_name not in each.environ()), 0))
+    return str(os.getppid())
 
 
 def _first_host(nodes: str) -> str:

@@ -93,14 +93,13 @@ def cross_rank() -> int:
 
 def cross_size() -> int:
     """The number of hosts that have a process of this local rank."""
-    here = _asked("cross_size")
-    return max(1, here.count // here.local_count)
+    return _asked("cross_size").hosts
 
 
 def is_homogeneous() -> bool:
     """Whether all hosts have as many processes."""
     here = _asked("is_homogeneous")
-    return here.count % here.local_count == 0
+    return here.count == here.hosts * here.local_count
 
 
 def _asked(name: str) -> Processes:

@@ -125,7 +125,7 @@ def get_local_rank() -> int:
 
 def get_node_size() -> int:
     """Number of hosts of the job."""
-    return max(1, find().count // find().local_count) if _world().process_count > 1 else 1
+    return find().hosts if _world().process_count > 1 else 1
 
 
 def _world() -> World:

@@ -1,6 +1,9 @@
 """Who a process is, from what launchers set: each launcher's variables, contradictions, and what cannot be read."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -71,6 +74,31 @@ def test_all_processes_compute_one_port(environment: dict[str, str]) -> None:
     assert processes.find({**environment, "MASTER_PORT": "1234"}).port == 1234
 
 
+def test_programs_inside_of_scripts_compute_one_port() -> None:
+    """MPICH names no job, and each process has a shell of its own above it."""
+    program = "from keras_flow.current.processes import find; print(find({**__import__('os').environ}).port)"
+    command = ["sh", "-c", f'"$0" -c "{program}"; true', sys.executable]
+    environment = {name: value for name, value in os.environ.items() if name not in ("MASTER_PORT", *processes.OF_JOB)}
+    ports = {
+        subprocess.run(command, env={**environment, **MPICH, "PMI_RANK": rank}, capture_output=True, check=True).stdout
+        for rank in "01"
+    }
+    assert len(ports) == 1 and int(ports.pop()) in processes._PORTS
+
+
+@pytest.mark.parametrize(("index", "node", "local"), [(0, 0, 2), (3, 1, 2), (4, 2, 1)])
+def test_hosts_of_slurm_with_unequal_numbers(index: int, node: int, local: int) -> None:
+    said = {"SLURM_PROCID": str(index), "SLURM_NODEID": str(node), "SLURM_LOCALID": str(index - 2 * node)}
+    found = processes.find({**SLURM, **said, "SLURM_NTASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"})
+    assert (found.hosts, found.local_count) == (3, local)
+
+
+@pytest.mark.parametrize("environment", [TORCHRUN, OPEN_MPI, MPICH, SLURM, tf_config()])
+def test_without_these_variables_a_process_is_in_no_job(environment: dict[str, str]) -> None:
+    left = {name: value for name, value in environment.items() if name not in processes.OF_JOB}
+    assert processes.find(left) == processes.Processes()
+
+
 def test_addresses_of_a_tf_config_are_kept() -> None:
     assert processes.find(tf_config()).addresses == ("a:1000", "b:1001", "b:1002")
 
@@ -110,6 +138,7 @@ def test_a_launcher_on_each_host_that_another_one_started() -> None:
         ),
         (tf_config(index=7), "says this process is worker 7, its cluster has worker 0, worker 1, worker 2"),
         (tf_config(index=0, worker=["host"]), "each must be host:port"),
+        ({**tf_config(), "MASTER_PORT": "x"}, "MASTER_PORT is 'x'; legal is a whole number"),
     ],
 )
 def test_what_cannot_be_is_said(environment: dict[str, str], text: str) -> None:
