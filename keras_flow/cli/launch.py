@@ -78,7 +78,10 @@ def launch(
         bool, typer.Option("--tee", help="Write output to LOGDIR, and show every line with its rank.")
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds without progress after which the job ends (KERAS_FLOW_TIMEOUT; 1800).")
+        float | None,
+        typer.Option(
+            help="Seconds without progress after which a job of several processes ends (KERAS_FLOW_TIMEOUT; 1800)."
+        ),
     ] = None,
     max_restarts: Annotated[
         int,
@@ -152,10 +155,11 @@ def launch(
         raise FlowError("--on ray places processes on nodes by itself: give --ranks, and leave --nnodes out.")
     counts = (devices, nproc_per_node, devices_per_proc)
     if servers or workers:
-        if not (servers and workers) or any(counts) or nnodes > 1 or on:
+        if not (servers and workers) or any((*counts, on, print_slurm, print_k8s, print_mpirun)) or nnodes > 1:
             raise FlowError(
                 "keras-flow launch takes --servers and --workers together, for one host, and without --devices, "
-                "--nproc_per_node and --on. On several hosts set TF_CONFIG (docs/migrate/from_tf_distribute.md)."
+                "--nproc_per_node, --on and --print-... On several hosts set TF_CONFIG "
+                "(docs/migrate/from_tf_distribute.md)."
             )
         if min_workers > workers:
             raise FlowError(f"--min-workers {min_workers} is more than --workers {workers}.")
@@ -216,7 +220,7 @@ def launch(
     if processes > 1 or nnodes > 1 or on:  # else the process becomes the script's, which says it
         say_untested([engine])
     if processes == 1 and nnodes == 1 and not (redirect or tee or max_restarts or on):
-        raise typer.Exit(_run_alone(command, share))
+        raise typer.Exit(_run_alone(command, share, None if timeout is None else stated_timeout(timeout)))
     job = Job(
         processes=processes,
         command=command,
@@ -295,12 +299,16 @@ def _command(script: Path, arguments: list[str], module: bool, no_python: bool) 
     return (sys.executable, "-m", "keras_flow.launch.child", mode, str(script), *arguments)
 
 
-def _run_alone(command: tuple[str, ...], ranks: int | None) -> int:
-    """Run the script in one process that drives all ranks; `kf.init` finds their number in its environment."""
+def _run_alone(command: tuple[str, ...], ranks: int | None, timeout: float | None) -> int:
+    """Run the script in one process that drives all ranks, as it would run by itself; nobody watches its progress.
+
+    Their number and the timeout, of what waits in it, are in its environment.
+    """
     if command[2:3] == ("keras_flow.launch.child",):
         mode, *rest = command[3:]
         command = (sys.executable, *(("-m",) if mode == "module" else ()), *rest)
-    env = {**os.environ, **({} if ranks is None else {settings.DEVICES: str(ranks)})}
+    told = {settings.DEVICES: ranks, settings.TIMEOUT: timeout}
+    env = {**os.environ, **{name: str(value) for name, value in told.items() if value is not None}}
     if os.name != "posix":
         return subprocess.call(command, env=env)
     sys.stdout.flush()

@@ -162,10 +162,21 @@ def own_address(processes: Processes) -> str:
     """The address of this host on the network of the coordinator: where the other processes reach this one.
 
     The name of a host, which engines go by, often means another network, or the loopback interface.
+
+    Raises:
+        FlowError: the coordinator's name is not known within the time in which processes join.
     """
-    with socket.socket(family_of(processes.host), socket.SOCK_DGRAM) as probe:
-        probe.connect((processes.host, processes.port))  # of datagrams: nothing is sent
-        return probe.getsockname()[0]
+    seconds = joining_seconds()
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            with socket.socket(family_of(processes.host), socket.SOCK_DGRAM) as probe:
+                probe.connect((processes.host, processes.port))  # of datagrams: nothing is sent
+                return probe.getsockname()[0]
+        except OSError as error:  # a host that starts as others do may get its name later
+            if time.monotonic() > until:
+                raise FlowError(cannot_join(processes, seconds, error)) from error
+            time.sleep(_WAIT_SECONDS)
 
 
 def family_of(host: str) -> socket.AddressFamily:

@@ -142,8 +142,10 @@ def filter_stderr_of_engine() -> None:
         return
     sys.stderr.flush()
     reading, writing = terminal.ends()
-    subprocess.run([sys.executable, "-m", "keras_flow.launch.noise"], stdin=reading, stdout=subprocess.DEVNULL)
-    os.dup2(writing, 2)
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):  # it did not start: nothing is taken out
+        told = [sys.executable, "-m", "keras_flow.launch.noise"]
+        subprocess.run(told, stdin=reading, stdout=subprocess.DEVNULL, check=True)
+        os.dup2(writing, 2)
     os.close(reading)
     os.close(writing)
 

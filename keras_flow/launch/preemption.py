@@ -271,11 +271,12 @@ def on_preemption(callback: Callable[[], object], signals: Sequence[str] = SIGNA
         raise FlowError("kf.on_preemption was called before in this program; do both things in one callback")
     if unknown := set(signals) - set(SIGNALS):
         raise FlowError(f"kf.on_preemption: legal signals are {' and '.join(SIGNALS)}, got {', '.join(unknown)}")
-    _point = point = PreemptionPoint(callback, signals)
+    point = PreemptionPoint(callback, signals)
     backend().world()  # the job is joined before signals can ask about it
     if (folder := own_folder()) is not None:
         folder.asks_for_time.touch()
     hooking.install_each(hooking.declared(sys.modules[__name__]))
+    _point = point
     point.handle()
     return point
 

@@ -24,6 +24,8 @@ _EXAMPLE = (
     '{"cluster": {"chief": ["host0:20000"], "worker": ["host1:20001", "host2:20001"], "ps": ["host0:20002"]}, '
     '"task": {"type": "chief", "index": 0}}'
 )
+#: seconds of silence until the system asks another host, between two questions, and questions without an answer
+_ASKING = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 #: what a process is called in messages
 _WORDS = {"chief": "chief", "worker": "worker", "ps": "parameter server"}
 
@@ -137,7 +139,7 @@ def await_chief(role: Role, seconds: float) -> None:
         try:
             with socket.create_connection((host, int(port)), 1.0) as connection:
                 connection.settimeout(None)  # as long as the chief lives, which the system watches
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                _keep_asking(connection)
                 with contextlib.suppress(OSError):
                     connection.recv(1)
                 return
@@ -147,6 +149,14 @@ def await_chief(role: Role, seconds: float) -> None:
                     f"{role.name} waited {seconds:g} s for the chief at {host}:{port}, which is not there"
                 ) from None
             time.sleep(0.1)
+
+
+def _keep_asking(connection: socket.socket) -> None:
+    """Let the system ask whether the other host is there: its own habit (Linux) is to begin after two hours."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _ASKING.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def serve(role: Role, seconds: float) -> None:

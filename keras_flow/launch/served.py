@@ -125,10 +125,12 @@ def launch(
                 if ended is None or now[0].poll() is not None:
                     continue
                 how = left_how(ended)
+                words = process.output.kept()
+                words = f"\nIts output:\n{failure.tail(words)}" if words else ""
                 if number > workers:
                     raise LaunchError(
                         f"{names[number]} failed: {how}. The variables that it held are lost: start the job again, and "
-                        f"go on from the last checkpoint (kf.callbacks.Checkpoint){process.output.kept()}"
+                        f"go on from the last checkpoint (kf.callbacks.Checkpoint){words}"
                     )
                 del now[number]
                 if restarts:
@@ -139,7 +141,7 @@ def launch(
                     why = "it was the last one"
                     if least > 1:
                         why = f"of {workers} workers {left} {'is' if left == 1 else 'are'} left, --min-workers {least}"
-                    raise LaunchError(f"{names[number]} failed: {how}, and {why}{process.output.kept()}")
+                    raise LaunchError(f"{names[number]} failed: {how}, and {why}{words}")
                 does = "started again" if number in now else "the others go on"
                 print(f"keras-flow: {names[number]} failed: {how}; {does}", file=sys.stderr)
             time.sleep(_LOOK_SECONDS)

@@ -52,7 +52,8 @@ class Submission:
     def name(self) -> str:
         """A name that every system takes: of the program, in small letters, digits and hyphens."""
         stem = PurePath(self.program[0]).stem if not self.is_module else self.program[0]
-        return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40].strip("-") or "job"
+        name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40].strip("-")
+        return name if name[:1].isalpha() else f"job-{name}".strip("-")  # a service of Kubernetes begins with a letter
 
     def command(self, node: str, address: str) -> list[str]:
         """The launcher of a host.

@@ -135,6 +135,7 @@ def run(
         FlowError: `function` cannot be called, or cannot be sent to the workers.
         CellError: it failed on a rank, which the text names.
     """
+    _require_seconds("kf.notebook.run(timeout=...)", timeout)
     if not callable(function):
         raise FlowError(f"kf.notebook.run takes a function, got {function!r}; its arguments go into args=(...)")
     if _ranks is None or (devices is not None and devices != _count()):
@@ -196,7 +197,15 @@ def push(**values: object) -> None:
     """Set variables of `%%ranks` cells on all ranks: `kf.notebook.push(x=x, y=y)`."""
     ranks = _started()
     if isinstance(ranks, Workers):
-        ranks.apply(worker.take, cloudpickle.dumps(values))
+        try:
+            pickled = cloudpickle.dumps(values)
+        except Exception as error:  # whatever a __reduce__ raises
+            kinds = ", ".join(f"{name} ({type(value).__name__})" for name, value in values.items())
+            raise FlowError(
+                f"kf.notebook.push cannot send {kinds} to the workers: {error}. Open files, locks and models that "
+                "exist in the notebook stay there: make them in a %%ranks cell."
+            ) from error
+        ranks.apply(worker.take, pickled)
     else:
         vars(sys.modules["__main__"]).update(values)
 
@@ -211,8 +220,7 @@ def run_cell(
         CellInterrupted: the user stopped it.
     """
     running = _started()
-    if timeout is not None and timeout <= 0:
-        raise FlowError(f"%%ranks --timeout {timeout:g}: legal is a number of seconds above 0")
+    _require_seconds("%%ranks --timeout", timeout)
     if not isinstance(running, Workers):
         for rank in ranks or ():
             _require_rank(rank, running)
@@ -221,6 +229,11 @@ def run_cell(
     indices = list(range(running.count)) if ranks is None else sorted({_index(running, rank) for rank in ranks})
     running.apply(worker.count_as, _cell_number())
     CellRun(running, indices, source, quiet, timeout or _TIMEOUT_SECONDS).run()
+
+
+def _require_seconds(what: str, timeout: float | None) -> None:
+    if timeout is not None and timeout <= 0:
+        raise FlowError(f"{what} {timeout:g}: legal is a number of seconds above 0")
 
 
 def _cell_number() -> int:

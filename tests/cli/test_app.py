@@ -1,5 +1,7 @@
 """The command line: light to load, and clear about what it is given."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import typer
 
 from tests.launch import programs
 
@@ -118,3 +121,22 @@ def test_a_command_that_is_terminated_leaves_no_engine_running() -> None:
     alive = psutil.wait_procs(children, timeout=10)[1]
     # in a container the first process may not collect those that have ended
     assert children and not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_the_process_that_becomes_the_scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is told the number of ranks and the timeout, which is checked."""
+    from keras_flow.cli.launch import launch
+    from keras_flow.errors import FlowError
+    from keras_flow.launch import noise
+
+    became: list[dict[str, str]] = []
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    monkeypatch.setattr(noise, "filter_stderr", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "execvpe", lambda _, __, env: became.append(env))
+    script = programs.write(tmp_path, "")
+    with pytest.raises(typer.Exit):
+        launch(script, devices=3, timeout=7)
+    assert (became[0]["KERAS_FLOW_DEVICES"], float(became[0]["KERAS_FLOW_TIMEOUT"])) == ("3", 7.0)
+    with pytest.raises(FlowError, match="above 0"):
+        launch(script, devices=3, timeout=-1)

@@ -189,3 +189,11 @@ def test_kf_run_in_one_process_leaves_them_out(tmp_path: Path) -> None:
     environment = {**programs.ENVIRONMENT, "KERAS_BACKEND": "torch"}
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=100)
     assert (done.returncode, done.stderr) == (0, "own\nown\n")
+
+
+def test_without_the_process_between_nothing_is_lost() -> None:
+    program = "import sys; from keras_flow.launch import noise; sys.executable = sys.argv[1]; "
+    program += "noise.filter_stderr_of_engine(); print('own', file=sys.stderr)"
+    for python in ("/bin/false", "/none"):
+        done = subprocess.run([sys.executable, "-c", program, python], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "own\n")

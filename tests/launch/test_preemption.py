@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from keras_flow.errors import FlowError
+from keras_flow.launch import preemption
 from keras_flow.launch.environment import free_port
 from tests import sampling
 from tests.launch import programs
@@ -126,3 +128,13 @@ def test_a_loop_of_ones_own_in_one_process(number: signal.Signals, status: int, 
     code, out, err = programs.finish(process, 20)
     assert (code, out) == (status, "saved\n"), err
     assert "keras-flow: interrupted; the callback of kf.on_preemption has ended\n" in err
+
+
+def test_a_job_that_cannot_be_joined_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise FlowError("no coordinator")
+
+    monkeypatch.setattr(preemption, "backend", fail)
+    for _ in range(2):
+        with pytest.raises(FlowError, match="no coordinator"):
+            preemption.on_preemption(print)

@@ -118,6 +118,7 @@ def test_names_are_those_that_every_system_takes() -> None:
     for program, name in {
         "My_Train.py": "my-train",
         "été.py": "t",
+        "3d-unet.py": "job-3d-unet",
         "----.py": "job",
         "a" * 60 + ".py": "a" * 40,
     }.items():

@@ -103,7 +103,7 @@ def test_more_workers_than_cores_are_warned_of(monkeypatch: pytest.MonkeyPatch) 
         workers._warn_of_cores(4)
 
 
-def test_requests_that_make_no_sense() -> None:
+def test_requests_that_make_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FlowError, match=r"devices=0; legal is a whole number of at least 1"):
         session.start(0)
     with pytest.raises(FlowError, match="3 processes cannot share 4 ranks equally"):
@@ -114,3 +114,8 @@ def test_requests_that_make_no_sense() -> None:
         session.pull()
     with pytest.raises(FlowError, match="no ranks were started"):
         session.restart()
+    with pytest.raises(FlowError, match=r"kf.notebook.run\(timeout=...\) 0: legal is a number of seconds above 0"):
+        session.run(print, timeout=0)
+    monkeypatch.setattr(session, "_started", lambda: workers.Workers.__new__(workers.Workers))
+    with pytest.raises(FlowError, match=r"kf.notebook.push cannot send rows \(generator\) to the workers: "):
+        session.push(rows=(row for row in range(3)))

@@ -12,6 +12,7 @@ import pytest
 from keras_flow.current import channel, joining
 from keras_flow.current.channel import Channel, Listener, connect
 from keras_flow.current.processes import Processes
+from keras_flow.errors import FlowError
 
 
 def test_a_signal_does_what_it_did_before_also_after_an_error() -> None:
@@ -37,6 +38,22 @@ def test_addresses_of_ipv6() -> None:
         server, _ = listener.arrivals.get(timeout=5)
         client.close()
         server.close()
+
+
+def test_a_coordinator_whose_name_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name may come later; if it does not, the error says what was asked for."""
+    asked: list[object] = []
+
+    def connect(_: object, address: object) -> None:
+        asked.append(address)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setenv("KERAS_FLOW_TIMEOUT", "1")
+    monkeypatch.setattr(joining, "_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    with pytest.raises(FlowError, match=r"process 1 of 2 could not reach .*nobody:4711 within 1 s .*Name or service"):
+        joining.own_address(Processes(index=1, count=2, host="nobody", port=4711))
+    assert len(asked) > 2
 
 
 def test_descriptors_of_any_number_are_waited_for() -> None:

@@ -256,6 +256,10 @@ def test_bad_input() -> None:
     [
         (["--servers", "1"], "takes --servers and --workers together"),
         (["--servers", "1", "--workers", "1", "--devices", "2"], "without --devices"),
+        (
+            ["--servers", "1", "--workers", "1", "--print-slurm"],
+            "and without --devices, --nproc_per_node, --on and --p",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(options: list[str], text: str) -> None:

@@ -81,6 +81,16 @@ def test_the_others_end_with_the_chief() -> None:
         roles.await_chief(role, 0.2)
 
 
+def test_a_host_that_is_silent_is_asked() -> None:
+    with socket.socket() as connection:
+        roles._keep_asking(connection)
+        asked = [
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+            *(connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in roles._ASKING),
+        ]
+    assert asked == [1, 10, 5, 3]
+
+
 @pytest.mark.parametrize("bound", [0, 1, 3])
 @pytest.mark.parametrize("workers", [2, 4])
 def test_no_gradient_is_staler_than_the_bound(bound: int, workers: int) -> None:
