@@ -144,13 +144,13 @@ def _pad(call: OperatorCall) -> Iterator[Signature]:
 def _getitem(call: OperatorCall) -> Iterator[Signature]:
     """Indices of numpy's basic kind, one entry for each dim: a slice, or a number that removes the dim.
 
+    The lengths of a call are those that outer axes leave, so the entry itself says that a dim is whole: `slice(None)`.
     A split dim that is kept whole stays split. One that is cut gives P: each rank has its part of the result, and zeros
     for the rest.
     """
     place = 0
-    for dim, (entry, length) in enumerate(zip(call.option("key"), call.inputs[0], strict=True)):
-        whole = isinstance(entry, slice) and range(*entry.indices(length)) == range(length)
-        yield Signature((S(dim),), (S(place) if whole else P,))
+    for dim, entry in enumerate(call.option("key")):
+        yield Signature((S(dim),), (S(place) if entry == slice(None) else P,))
         place += isinstance(entry, slice)
     yield Signature((P,), (P,))
 
@@ -158,10 +158,8 @@ def _getitem(call: OperatorCall) -> Iterator[Signature]:
 @operators("setitem")
 def _setitem(call: OperatorCall) -> Iterator[Signature]:
     """`x[key] = values`: dims that the key keeps whole are split in both; for a dim that it cuts, values are whole."""
-    target, _ = call.inputs
     place = 0
-    for dim, (entry, length) in enumerate(zip(call.option("key"), target, strict=True)):
-        whole = isinstance(entry, slice) and range(*entry.indices(length)) == range(length)
-        yield Signature((S(dim), S(place) if whole else B), (S(dim),))
+    for dim, entry in enumerate(call.option("key")):
+        yield Signature((S(dim), S(place) if entry == slice(None) else B), (S(dim),))
         place += isinstance(entry, slice)
     yield Signature((P, P), (P,))

@@ -89,7 +89,10 @@ def _describe_put(x: Any, values: Any, key: Sequence[Any]) -> Any:
 
 
 def _entries(shape: Sequence[int], key: object) -> tuple[list[Any], list[int]]:
-    """A key as one entry for each dim (a slice, or a number from 0 up), and the places of new dims in the result."""
+    """A key as one entry for each dim, and the places of new dims in the result.
+
+    An entry is a number from 0 up, or a slice: `slice(None)` where the dim is kept whole, however the key says it.
+    """
     parts = list(key) if isinstance(key, tuple) else [key]
     count = sum(part is not None and part is not Ellipsis for part in parts)
     if count > len(shape):
@@ -111,7 +114,9 @@ def _entries(shape: Sequence[int], key: object) -> tuple[list[Any], list[int]]:
             continue
         length = shape[len(entries)]
         if isinstance(part, slice):
-            entries.append(part)
+            # said of the logical dim: of what an outer axis leaves of it, 0:3 may be all
+            is_whole = range(*part.indices(length)) == range(length)
+            entries.append(slice(None) if is_whole else part)
             place += 1
             continue
         try:

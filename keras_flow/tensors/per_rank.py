@@ -203,7 +203,7 @@ def _setitem(
 ) -> Any:
     """The shard of `target` with those of the new values that fall on this rank.
 
-    A dim of the target that `key` slices has its values whole or already cut to the rank's part.
+    Of a dim that `key` keeps whole the values are split as the target is; of one that it cuts they are whole.
     """
     entries = _local_entries(call, inputs[0], rank)
     if entries is None or 0 in tuple(target.shape):
@@ -214,8 +214,7 @@ def _setitem(
     for dim, ((local, place, count), entry) in enumerate(zip(entries, call.option("key"), strict=True)):
         if isinstance(entry, slice):
             indices.append(list(range(*local.indices(target.shape[dim]))))
-            is_cut = values.shape[len(cut)] == count
-            cut.append(slice(None) if is_cut else slice(place, place + count))
+            cut.append(entry if entry == slice(None) else slice(place, place + count))
         else:
             indices.append([local])
     # scatter_update wants the coordinates of each element: [elements, dims]

@@ -14,7 +14,11 @@ from tests.tensors.checking import ALONE, LINE, MESH, spread
 from tests.tensors.engines import on_engines, on_numpy
 
 PARTS = (sbp.broadcast, sbp.partial_sum, sbp.split(0), sbp.split(1))
-KEYS = (np.s_[1], np.s_[-1, 3], np.s_[1:4], np.s_[::2, 1:9:3], np.s_[:, ::-1], np.s_[4:1:-2, None, ...], np.s_[3:3])
+#: slices from 0 end where a rank's part does, for a dim that two axes split
+KEYS = (
+    *(np.s_[1], np.s_[-1, 3], np.s_[1:4], np.s_[::2, 1:9:3], np.s_[:, ::-1], np.s_[4:1:-2, None, ...], np.s_[3:3]),
+    *(np.s_[:3], np.s_[-3:, :6], np.s_[0:9, -100:100]),
+)
 
 
 @on_engines
@@ -33,6 +37,22 @@ def test_read_and_written() -> None:
             changed[key] = -1
             x[key] = -1
             assert x.sbp == nd_sbp and np.array_equal(x.numpy(), changed), (nd_sbp, key)
+            changed[key] = new = np.arange(value[key].size, dtype="float32").reshape(value[key].shape) + 100
+            rows = {1: "S(0),S(0)", 2: "S(0),S(1)"}.get(new.ndim, "B,B")
+            x[key] = kf.tensor(new, placement=MESH, sbp=rows)
+            assert np.array_equal(x.numpy(), changed), (nd_sbp, key)
+
+
+@on_engines
+def test_a_dim_that_two_axes_split_is_cut_where_an_outer_part_ends() -> None:
+    value = np.arange(8, dtype="int32")
+    for length, key in ((5, np.s_[-3:]), (4, np.s_[-3:3]), (8, np.s_[:6]), (8, np.s_[:4]), (8, np.s_[2:6])):
+        x = kf.tensor(value[:length], placement=MESH, sbp="S(0),S(0)")
+        assert x[key].numpy().tolist() == value[:length][key].tolist(), key
+        changed = value[:length].copy()
+        changed[key] += 10
+        x[key] = x[key].to_global(sbp="S(0),S(0)") + 10
+        assert x.numpy().tolist() == changed.tolist(), key
 
 
 @on_numpy
