@@ -34,6 +34,7 @@ class OperatorCall:
         names: parameter of each input; those of a list of tensors have the same one.
         ranks: ranks of the placement axis whose signatures are asked for.
         is_uneven: an outer axis splits unevenly, so that lengths differ between ranks.
+        dtypes: of each input, then of each result; empty where they are not known.
     """
 
     name: str
@@ -43,6 +44,7 @@ class OperatorCall:
     names: tuple[str, ...] = ()
     ranks: int = 1
     is_uneven: bool = False
+    dtypes: tuple[str, ...] = ()
 
     def option(self, name: str, default: Any = None) -> Any:
         """An argument that is no tensor, or `default` where it was not given."""

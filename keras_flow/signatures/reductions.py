@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from keras_flow.layout import itemsize
 from keras_flow.signatures.call import OperatorCall, Signature
 from keras_flow.signatures.registry import B, P, S, all_inputs_and_outputs, axes_of, off_axis, operators
 
@@ -38,7 +39,9 @@ def _sum(call: OperatorCall) -> Iterator[Signature]:
 def _mean(call: OperatorCall) -> Iterator[Signature]:
     ndim = len(call.inputs[0])
     yield from _kept(call, ndim, axes_of(call, ndim))
-    yield Signature((P,), (P,))
+    # Keras adds half precision up in float32 and rounds once; the means of summands would each be rounded
+    if all(itemsize(dtype) >= 4 for dtype in call.dtypes):
+        yield Signature((P,), (P,))
 
 
 @operators("argmax", "argmin")

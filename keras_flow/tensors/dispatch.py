@@ -132,6 +132,7 @@ def run(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -
         tuple(tuple(output.shape) for output in outputs),
         options,
         tuple(key for key, leaf in leaves if isinstance(leaf, GlobalTensor)),
+        dtypes=(*(tensor.dtype for tensor in inputs), *dtypes),
     )
     choice = _choose(call, inputs, dtypes)
     if (recorder := dry_run.recorder()) is not None:

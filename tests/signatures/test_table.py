@@ -43,7 +43,8 @@ def wrong_signatures(case: Case, hierarchy: tuple[int, ...]) -> list[str]:
     )
     options = {key: value for key, value in arguments.items() if key not in names}
     shapes = tuple(array.shape for array in arrays), tuple(tuple(value.shape) for value in wanted)
-    call = OperatorCall(case.name, *shapes, options, names)
+    dtypes = tuple(keras.backend.standardize_dtype(value.dtype) for value in (*arrays, *wanted))
+    call = OperatorCall(case.name, *shapes, options, names, dtypes=dtypes)
     rows = list(signatures(call, hierarchy))
     wrong = [f"{len(rows)} signatures on {hierarchy}"] if hierarchy == (2,) and len(rows) < case.rows else []
     rng = np.random.default_rng(1)

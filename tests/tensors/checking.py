@@ -52,7 +52,18 @@ def shards_of(layout: Layout, value: np.ndarray, rng: np.random.Generator) -> di
     for key, ranks in families.items():
         same = tuple(-1 if layout.nd_sbp[axis] == sbp.broadcast else index for axis, index in enumerate(key))
         if same not in summands_of:  # copies on a B axis have the same summands
-            summands = [rng.normal(size=shards[ranks[0]].shape).astype(value.dtype) for _ in ranks[1:]]
-            summands_of[same] = [*summands, (shards[ranks[0]] - sum(summands)).astype(value.dtype)]
+            summands_of[same] = summands_adding_to(shards[ranks[0]], len(ranks), rng)
         shards |= dict(zip(ranks, summands_of[same], strict=True))
     return shards
+
+
+def summands_adding_to(value: np.ndarray, count: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Random summands of a value: whole numbers wrap on the way, and truths are given by several."""
+    if value.dtype == bool:
+        return [value, *[value & (rng.random(value.shape) < 0.5) for _ in range(count - 1)]]
+    if value.dtype.kind in "iu":
+        limits = np.iinfo(value.dtype)
+        summands = [rng.integers(limits.min, limits.max, value.shape, value.dtype) for _ in range(count - 1)]
+    else:
+        summands = [rng.normal(size=value.shape).astype(value.dtype) for _ in range(count - 1)]
+    return [*summands, (value - sum(summands)).astype(value.dtype)]
