@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from keras_flow.backends.torch import simulated
 from keras_flow.backends.torch.collectives import REDUCED, as_bytes, as_sent
-from keras_flow.backends.torch.devices import world
+from keras_flow.backends.torch.devices import rank_devices, world
 from keras_flow.backends.torch.layouts import group
 from keras_flow.boxing.blocks import local_slices
 from keras_flow.boxing.collectives import axis_by_axis, named_step
@@ -53,7 +53,7 @@ def run(plan: BoxingPlan, shards: Mapping[int, torch.Tensor]) -> dict[int, torch
         return {}
     shard = shards.get(rank)
     # a rank that holds nothing of the source still receives: its buffers need a dtype and a device
-    like = shard if shard is not None else torch.empty(0, dtype=getattr(torch, plan.dtype))
+    like = shard if shard is not None else torch.empty(0, dtype=getattr(torch, plan.dtype), device=rank_devices()[rank])
     for recipe in _recipes(plan, rank):
         shard = recipe.run(shard, like)
     return {rank: shard} if shard is not None else {}

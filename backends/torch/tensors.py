@@ -47,7 +47,9 @@ def vjp(function: Callable[..., list], values: Sequence[Any]) -> tuple[list, Cal
     """Use a graph of its own."""
     # a graph of its own: the values may be part of another one
     leaves = [value.detach().requires_grad_() for value in values]
-    results = function(*leaves)
+    # what the program is called from may have switched autograd off
+    with torch.enable_grad():
+        results = function(*leaves)
     detached = [result.detach() for result in results]
 
     def pullback(*cotangents: torch.Tensor) -> list:
@@ -69,7 +71,9 @@ def to_engine(layout: Layout, shards: Mapping[int, torch.Tensor]) -> DTensor:
     if not layout.divides:
         raise FlowError(f"a torch DTensor splits unevenly in another way: {layout}. Change the layout first")
     # a rank outside of the placement has no shard, and takes part all the same
-    local = next(iter(shards.values()), torch.empty(0))
+    local = next(iter(shards.values()), None)
+    if local is None:
+        local = torch.empty(0, device=rank_devices()[world().local_ranks[0]])
     # those of a contiguous logical tensor: `from_local` would compute them from the shard
     stride = torch.empty(layout.shape, device="meta").stride()
     return DTensor.from_local(

@@ -25,7 +25,7 @@ def to_global(local: object, placement: Placement, sbp: SbpSpec) -> GlobalTensor
     Args:
         local: where this process drives one rank, its array; else rank -> array, for the ranks that it drives. A rank
             outside the placement gives an empty array, or none. Numpy's 64 bits become fewer as in `kf.tensor`; the
-            engine's own arrays keep their dtype.
+            engine's own arrays keep their dtype. To the engine's own gradients it is a constant.
         placement: ranks.
         sbp: how the shards make up the logical tensor. With B the value of the first rank of each axis counts.
 
@@ -71,11 +71,14 @@ def _arrays_of_ranks(local: object, placement: Placement) -> dict[int, Any]:
     arrays = {}
     for rank in mine:
         value = shards[rank]
+        if isinstance(value, keras.Variable):
+            value = value.value
         # values of the host take the dtypes of `kf.tensor`; arrays of the engine keep theirs
         if isinstance(value, (np.ndarray, np.generic, list, tuple, float, int)):
             array = np.asarray(value)
             value = tensor_engine().put(array.astype(numpy_dtype(default_of_array(array)), copy=False), rank)
-        arrays[rank] = value
+        with tensor_engine().on_rank(rank):
+            arrays[rank] = tensor_engine().without_gradient(value)
     return arrays
 
 

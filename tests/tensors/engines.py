@@ -46,6 +46,11 @@ def on_jax(function: Callable[..., None]) -> Callable[..., None]:
     return _on(function, ["jax"])
 
 
+def on_torch(function: Callable[..., None]) -> Callable[..., None]:
+    """What torch alone has."""
+    return _on(function, ["torch"])
+
+
 def on_tensorflow(function: Callable[..., None]) -> Callable[..., None]:
     """What TensorFlow alone has."""
     return _on(function, ["tensorflow"])

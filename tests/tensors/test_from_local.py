@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -56,6 +57,15 @@ def test_shards_that_do_not_fit_each_other() -> None:
     dtypes = {rank: on_device(np.zeros(2, "float32" if rank else "int32"), rank) for rank in range(4)}
     with pytest.raises(kf.FlowError, match="int32 on rank 0"):
         kf.to_global(given(dtypes), MESH, "B,B")
+
+
+@on_engines
+def test_shards_that_keras_trains() -> None:
+    variable = keras.Variable(np.ones(2, "float32"))
+    x = kf.to_global(given(dict.fromkeys(range(4), variable)), LINE, "S(0)")
+    assert x.numpy().tolist() == [1] * 8
+    # a shard is a constant: what is computed of it is on no tape of the engine
+    assert not any(getattr(shard, "requires_grad", False) for shard in x._shards.values())
 
 
 @on_numpy
