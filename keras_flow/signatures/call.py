@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from keras_flow.errors import FlowError
 from keras_flow.sbp import Sbp, text
 
 Shape = tuple[int, ...]
@@ -16,10 +17,17 @@ def dims_of(axis: int | Sequence[int] | None, ndim: int) -> frozenset[int]:
 
     >>> sorted(dims_of((-1, 0), ndim=3))
     [0, 2]
+
+    Raises:
+        FlowError: there is no such dim.
     """
     if axis is None:
         return frozenset(range(ndim))
-    return frozenset(dim % ndim for dim in (axis if isinstance(axis, Sequence) else (axis,)))
+    dims = axis if isinstance(axis, Sequence) else (axis,)
+    for dim in dims:
+        if not -ndim <= dim < ndim:
+            raise FlowError(f"axis {dim} of a tensor of {ndim} dims: {-ndim} to {ndim - 1} are legal")
+    return frozenset(dim % ndim for dim in dims)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ def decomposes(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         def program(arguments: Mapping[str, Any]) -> Callable[[], Any] | None:
             tensor = arguments[along]
-            if not isinstance(tensor, GlobalTensor):
+            # of complex numbers a square is no length, and an order is the engine's own
+            if not isinstance(tensor, GlobalTensor) or tensor.dtype.startswith("complex"):
                 return None
             # None is every dim, -1 the last: from here on they are numbers from 0 up
             dims = tuple(sorted(dims_of(arguments[axis], tensor.ndim)))
@@ -170,7 +171,12 @@ def _arrays_made_global(name: str, arguments: Mapping[str, Any]) -> dict[str, An
     """The arguments, with numpy arrays beside global tensors made global, broadcast.
 
     A numpy number that is an operand keeps its dtype, which counts in promotion, as in `keras.ops`; 64 bits become 32,
-    as in `kf.tensor`. Other numpy numbers (an axis, a limit of `clip`) become Python's.
+    as in `kf.tensor`. Other numpy numbers (an axis, a limit of `clip`) become Python's. Numbers in a list of tensors
+    are made global too: beside partial sums they must count once.
+
+    Raises:
+        FlowError: no global tensor among the arguments, or an array of the engine or a variable, of which no layout is
+            known.
     """
     tensors = [leaf for leaf in tree.flatten(list(arguments.values())) if _is_global(leaf)]
     if not tensors:
@@ -179,10 +185,18 @@ def _arrays_made_global(name: str, arguments: Mapping[str, Any]) -> dict[str, An
         )
     placement = tensors[0].placement
 
-    def made_global(key: str, leaf: Any) -> Any:
+    def made_global(key: str, is_listed: bool, leaf: Any) -> Any:
+        if is_listed and isinstance(leaf, (int, float)):
+            leaf = np.asarray(leaf)
         if not isinstance(leaf, (np.ndarray, np.generic)):
+            if isinstance(leaf, keras.Variable) or keras.ops.is_tensor(leaf):
+                raise FlowError(
+                    f"kf.ops.{name} was given a {type(leaf).__name__}, which has no layout, beside global tensors. "
+                    "kf.to_global(value, placement, sbp) makes one of what each rank holds, kf.global_tensor(variable) "
+                    "one of a variable made under a scope"
+                )
             return leaf
-        if not leaf.ndim:
+        if not leaf.ndim and not is_listed:
             if key not in _OPERANDS or name in _PRODUCTS:
                 return leaf.item()
             # two scalars: both have a say in the dtype, as in keras.ops
@@ -191,7 +205,15 @@ def _arrays_made_global(name: str, arguments: Mapping[str, Any]) -> dict[str, An
             leaf = leaf.reshape(1)  # torch lets a tensor without dims have no say in the dtype of the result
         return creation.tensor(leaf, placement=placement, sbp=(_sbp.broadcast,) * placement.ndim)
 
-    return {key: tree.map_structure(functools.partial(made_global, key), value) for key, value in arguments.items()}
+    return {
+        key: tree.map_structure(functools.partial(made_global, key, _has_tensors(value)), value)
+        for key, value in arguments.items()
+    }
+
+
+def _has_tensors(value: object) -> bool:
+    """Whether an argument is a list with global tensors."""
+    return isinstance(value, (list, tuple)) and any(map(_is_global, tree.flatten(value)))
 
 
 def _check_one_placement(name: str, inputs: Sequence[GlobalTensor]) -> None:

@@ -30,16 +30,21 @@ def function_of(name: str) -> Callable[..., Any] | None:
 _TENSORS = frozenset(
     ["x", "x1", "x2", "y", "condition", "indices", "values", "target", "output", "gamma", "beta", "scale", "offset"]
 )
+#: parameters of whole numbers, for which an array may stand
+_NUMBERS = frozenset("axis axes newshape shape repeats pad_width shift indices_or_sections source destination".split())
 
 
 def arguments_by_name(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameter -> argument of a call, defaults included; lists of numbers that stand for tensors become arrays."""
+    """Parameter -> argument of a call, defaults included.
+
+    Lists of numbers that stand for tensors become arrays, and arrays that stand for numbers become lists.
+    """
     bound = _signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     # None means the global setting, on which the signature depends
     if "data_format" in bound.arguments:
         bound.arguments["data_format"] = bound.arguments["data_format"] or keras.config.image_data_format()
-    return {name: _as_array(value) if name in _TENSORS else value for name, value in bound.arguments.items()}
+    return {name: _as_taken(name, value) for name, value in bound.arguments.items()}
 
 
 def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -61,9 +66,11 @@ def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     return function(*args, **kwargs)
 
 
-def _as_array(value: Any) -> Any:
+def _as_taken(name: str, value: Any) -> Any:
+    if name in _NUMBERS and isinstance(value, np.ndarray):
+        return value.tolist()
     # `ops.take(x, [0, 2])`: numbers only, as a list of tensors is several arguments
-    is_sequence = isinstance(value, (list, tuple))
+    is_sequence = name in _TENSORS and isinstance(value, (list, tuple))
     if is_sequence and all(isinstance(leaf, (int, float, np.generic)) for leaf in tree.flatten(value)):
         return np.asarray(value)
     return value
@@ -111,6 +118,11 @@ def _one_hot(x: Any, num_classes: int, axis: int = -1, dtype: Any = None, sparse
     else:
         axis += ndim + 1
     return keras.ops.one_hot(wide_indices(x), num_classes, axis, dtype, sparse)
+
+
+def _repeat(x: Any, repeats: Any, axis: int | None = None) -> Any:
+    """`keras.ops.repeat`, which on JAX takes no list of counts."""
+    return keras.ops.repeat(x, np.asarray(repeats) if isinstance(repeats, (list, tuple)) else repeats, axis)
 
 
 def _hstack(xs: Sequence[Any]) -> Any:
@@ -178,6 +190,7 @@ def _documented(function: Callable[..., Any]) -> Callable[[str], Callable[..., A
 _CORRECTED: dict[str, Callable[[str], Callable[..., Any]]] = {
     "conv": _documented(_conv),
     "one_hot": _documented(_one_hot),
+    "repeat": _documented(_repeat),
     "hstack": _documented(_hstack),
     "vstack": _documented(_vstack),
     "categorical_crossentropy": _documented(_categorical_crossentropy),

@@ -21,7 +21,18 @@ from typing import Any
 import keras
 
 from keras_flow.tensors import dispatch
+from keras_flow.tensors.global_tensor import GlobalTensor
 from keras_flow.tensors.keras_operators import arguments_by_name, function_of
+
+#: operators that compute nothing
+_KNOWN: dict[str, Callable[[GlobalTensor], object]] = {
+    "shape": lambda x: x.shape,
+    "ndim": lambda x: x.ndim,
+    "size": lambda x: x.size,
+    "dtype": lambda x: x.dtype,
+    "is_tensor": lambda _: True,
+    "convert_to_numpy": GlobalTensor.numpy,
+}
 
 
 class Operator:
@@ -41,6 +52,9 @@ class Operator:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """The result for these arguments, which are those of the operator of `keras.ops`."""
         arguments = arguments_by_name(self._function, args, kwargs)
+        first = next(iter(arguments.values()), None)
+        if self.name in _KNOWN and isinstance(first, GlobalTensor):
+            return _KNOWN[self.name](first)
         if self.name == "einsum":  # keras.ops accepts spaces where it computes and refuses them where it describes
             arguments["subscripts"] = str(arguments["subscripts"]).replace(" ", "")
         if self.name == "squeeze" and arguments.get("axis") is None:

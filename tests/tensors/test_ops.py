@@ -19,7 +19,7 @@ from keras_flow.tensors.ranks import local_ranks
 from tests import sampling
 from tests.tensors.cases import CASES, EVERY_NAME, Case
 from tests.tensors.checking import LINE, MESH, arguments_of, close, spread
-from tests.tensors.engines import ENGINES, on_engines, on_numpy
+from tests.tensors.engines import ENGINES, on_engines, on_engines_alone, on_every_engine, on_numpy
 
 LAYOUTS = ("B,B", "S(0),S(1)", "S(1),S(0)", "S(1),B", "P,S(0)")
 #: of how many cases an engine runs one a day; JAX compiles each primitive anew for each rank's device
@@ -201,3 +201,43 @@ def test_a_sum_that_keeps_all_dims() -> None:
 def test_without_a_global_tensor_there_is_nothing_to_do() -> None:
     with pytest.raises(kf.FlowError, match="no global tensor"):
         kf.ops.add(1, 2)
+
+
+@on_engines_alone
+def test_what_an_engine_or_keras_holds_is_refused_beside_global_tensors() -> None:
+    x = kf.arange(4, placement=LINE, sbp="S(0)")
+    for other in (ops.convert_to_tensor(1.0), keras.Variable(1.0)):
+        with pytest.raises(kf.FlowError, match=r"kf\.ops\.stack.*kf\.to_global.*kf\.global_tensor"):
+            kf.ops.stack([kf.ops.sum(x), other])
+
+
+@on_numpy
+def test_numbers_of_a_list_beside_partial_sums_count_once() -> None:
+    total = kf.ops.sum(kf.arange(4, placement=LINE, sbp="S(0)"))
+    assert kf.ops.stack([total, np.int32(1), 2]).numpy().tolist() == [6, 1, 2]
+
+
+@on_every_engine
+def test_arrays_that_are_no_tensors() -> None:
+    value = np.arange(24, dtype="float32").reshape(4, 6)
+    x = kf.tensor(value, placement=LINE, sbp="S(0)")
+    counts = np.array([2, 0, 1, 1])
+    assert np.array_equal(kf.ops.repeat(x, counts, axis=0).numpy(), value.repeat(counts, 0))
+    assert np.array_equal(kf.ops.transpose(x, np.array([1, 0])).numpy(), value.T)
+    assert np.array_equal(kf.ops.reshape(x, np.array([6, 4])).numpy(), value.reshape(6, 4))
+    assert np.array_equal(kf.ops.sum(x, axis=np.array([1])).numpy(), value.sum(1))
+
+
+@on_engines
+def test_what_a_layout_tells_without_computing() -> None:
+    x = kf.ones(4, 6, placement=LINE, sbp="S(0)")
+    assert kf.ops.shape(x) == (4, 6) and kf.ops.ndim(x) == 2 and kf.ops.size(x) == 24
+    assert kf.ops.dtype(x) == "float32" and np.array_equal(kf.ops.convert_to_numpy(x), np.ones((4, 6)))
+
+
+@on_numpy
+def test_an_axis_out_of_range() -> None:
+    x = kf.ones(4, 6, placement=LINE, sbp="S(1)")
+    for axis in (2, 3, -3):
+        with pytest.raises(kf.FlowError, match=rf"axis {axis} of a tensor of 2 dims: -2 to 1 are legal"):
+            kf.ops.rms_normalization(x, axis=axis)
