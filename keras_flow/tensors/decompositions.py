@@ -27,7 +27,7 @@ import keras
 from keras_flow import sbp as _sbp
 from keras_flow.layout import Layout
 from keras_flow.sbp import Split
-from keras_flow.tensors import creation, ops
+from keras_flow.tensors import creation, ops, tape
 from keras_flow.tensors.dispatch import compute_on_ranks, decomposes
 from keras_flow.tensors.global_tensor import GlobalTensor, without_partial
 
@@ -57,8 +57,15 @@ def _reduced(x: GlobalTensor) -> GlobalTensor:
 
 def _largest(x: GlobalTensor, dims: Dims) -> GlobalTensor:
     """The largest elements, to be subtracted before `exp` overflows; they cancel, so they need no gradient."""
-    found = ops.max(x, axis=dims, keepdims=True)
-    return GlobalTensor(found.layout, found.dtype, found._shards)  # another tensor, which the tape does not know
+    with tape.paused():
+        return ops.max(x, axis=dims, keepdims=True)
+
+
+def _root(x: GlobalTensor) -> GlobalTensor:
+    """The square root, of which the gradient at 0 is 0 as torch's statistics have it, and not NaN."""
+    x = _reduced(x)
+    is_zero = ops.equal(x, 0.0)
+    return ops.where(is_zero, 0.0, ops.sqrt(ops.where(is_zero, 1.0, x)))
 
 
 def _made_global(value: Any, like: GlobalTensor) -> GlobalTensor:
@@ -91,7 +98,7 @@ def var(x: GlobalTensor, axis: Dims, keepdims: bool) -> GlobalTensor:
 @decomposes("std", along="x")
 def std(x: GlobalTensor, axis: Dims, keepdims: bool) -> GlobalTensor:
     """The root of the variance."""
-    return ops.sqrt(ops.var(x, axis=axis, keepdims=keepdims))
+    return _root(ops.var(x, axis=axis, keepdims=keepdims))
 
 
 @decomposes("moments", along="x", axis="axes")
@@ -121,7 +128,7 @@ def norm(x: GlobalTensor, ord: Any, axis: Dims, keepdims: bool) -> GlobalTensor:
         return (ops.max if ord > 0 else ops.min)(ops.absolute(x), axis=axis, keepdims=keepdims)
     if ord == 1:
         return ops.sum(ops.absolute(x), axis=axis, keepdims=keepdims)
-    return ops.sqrt(ops.sum(ops.square(x), axis=axis, keepdims=keepdims))
+    return _root(ops.sum(ops.square(x), axis=axis, keepdims=keepdims))
 
 
 # ---- extremes
@@ -131,23 +138,51 @@ def norm(x: GlobalTensor, ord: Any, axis: Dims, keepdims: bool) -> GlobalTensor:
 @decomposes("max", along="x")
 def max_(x: GlobalTensor, axis: Dims, **others: Any) -> GlobalTensor:
     """The largest elements: each rank finds those of its shard, which are gathered and compared."""
-    return ops.max.without_decomposition(_extremes_of_blocks("max", x, axis), axis=axis, **others)
+    return _extreme("max", x, axis, others)
 
 
 @decomposes("amin", along="x")
 @decomposes("min", along="x")
 def min_(x: GlobalTensor, axis: Dims, **others: Any) -> GlobalTensor:
     """The smallest elements, as `max_`."""
-    return ops.min.without_decomposition(_extremes_of_blocks("min", x, axis), axis=axis, **others)
+    return _extreme("min", x, axis, others)
 
 
-def _extremes_of_blocks(name: str, x: GlobalTensor, dims: Sequence[int]) -> GlobalTensor:
+def _extreme(name: str, x: GlobalTensor, dims: Dims, others: Mapping[str, Any]) -> GlobalTensor:
+    """The extremes of those of the shards.
+
+    All elements that are equal to an extreme share its gradient. An engine would share it between blocks first, and
+    then in each: of 3, 3 and 1, 3 on two ranks the last would have a half.
+    """
+    extremes, *counts = _extremes_of_blocks(name, x, dims, counted=tape.watches([x]))
+    if counts:
+        whole = tuple(_sbp.broadcast if isinstance(part, Split) and part.dim in dims else part for part in extremes.sbp)
+        both = [each.to_global(sbp=whole) for each in (extremes, *counts)]
+        reduce = functools.partial(getattr(keras.ops, name), axis=dims, keepdims=True)
+        share = functools.partial(_shared_by_count, reduce=reduce, dims=dims)
+        (extremes,) = compute_on_ranks(lambda _: share, both, both, [both[0].layout], [x.dtype])
+    return getattr(ops, name).without_decomposition(extremes, axis=dims, **others)
+
+
+def _shared_by_count(extremes: Any, counts: Any, reduce: Callable[..., Any], dims: Dims) -> list[Any]:
+    """The extremes themselves, the gradient of each scaled by its block's part of the elements that are equal."""
+    is_extreme = extremes == reduce(extremes)
+    equal: Any = keras.ops.cast(keras.ops.where(is_extreme, counts, 0), "float32")
+    blocks: Any = keras.ops.sum(keras.ops.cast(is_extreme, "float32"), axis=dims, keepdims=True)
+    scale: Any = keras.ops.cast(equal * blocks / keras.ops.sum(equal, axis=dims, keepdims=True), extremes.dtype)
+    # this is 0, with a gradient; the difference of infinities would be NaN
+    finite: Any = keras.ops.where(keras.ops.isfinite(extremes), extremes, keras.ops.zeros_like(extremes))
+    return [extremes + (finite - keras.ops.stop_gradient(finite)) * (scale - 1)]
+
+
+def _extremes_of_blocks(name: str, x: GlobalTensor, dims: Sequence[int], counted: bool) -> list[GlobalTensor]:
     """The extremes of each shard over `dims`: a split dim gets the length of its blocks, an unsplit one length 1.
 
     Args:
         name: `"max"` or `"min"`.
         x: partial sums are reduced first, and a split that leaves a rank nothing is made broadcast first.
         dims: dims as numbers from 0 up.
+        counted: also return how many elements of the shard are equal to each.
     """
     x = _reduced(x)
     split = {part.dim for part in x.sbp if isinstance(part, Split) and part.dim in dims}
@@ -158,11 +193,15 @@ def _extremes_of_blocks(name: str, x: GlobalTensor, dims: Sequence[int]) -> Glob
         (x.layout.parts_of_dim(dim) if dim in split else 1) if dim in dims else length
         for dim, length in enumerate(x.shape)
     ]
-    reduce: Callable[..., Any] = functools.partial(getattr(keras.ops, name), axis=tuple(dims), keepdims=True)
-    (result,) = compute_on_ranks(
-        lambda _: lambda shard: [reduce(shard)], [x], [x], [Layout(x.placement, x.sbp, shape)], [x.dtype]
-    )
-    return result
+
+    def of_shard(shard: Any) -> list[Any]:
+        found = getattr(keras.ops, name)(shard, axis=tuple(dims), keepdims=True)
+        if not counted:
+            return [found]
+        return [found, keras.ops.sum(keras.ops.cast(shard == found, "int32"), axis=tuple(dims), keepdims=True)]
+
+    dtypes = [x.dtype, "int32"][: 1 + counted]
+    return compute_on_ranks(lambda _: of_shard, [x], [x], [Layout(x.placement, x.sbp, shape)] * len(dtypes), dtypes)
 
 
 # ---- softmax and its relatives
@@ -208,8 +247,10 @@ def sparse_categorical_crossentropy(target: Any, output: GlobalTensor, from_logi
     # targets [rows, 1] are accepted as [rows], as by keras.ops
     if classes.ndim == output.ndim and classes.shape[-1] == 1:
         classes = ops.squeeze(classes, -1)
-    target = ops.one_hot(classes, output.shape[axis[0]], axis=axis[0], dtype=output.dtype)
-    return ops.negative(ops.sum(target * _log_probabilities(output, from_logits, axis), axis=axis[0]))
+    target = ops.one_hot(classes, output.shape[axis[0]], axis=axis[0], dtype="bool")
+    # no product: that of 0 and the logarithm of an impossible class is NaN
+    chosen = ops.where(target, _log_probabilities(output, from_logits, axis), 0.0)
+    return ops.negative(ops.sum(chosen, axis=axis[0]))
 
 
 def _log_probabilities(output: GlobalTensor, from_logits: bool, axis: Dims) -> GlobalTensor:

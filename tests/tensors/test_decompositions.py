@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from keras import ops
 
 import keras_flow as kf
 from keras_flow.tensors.dispatch import DECOMPOSITIONS
-from tests.tensors.checking import MESH, close, spread
-from tests.tensors.engines import on_engines, on_numpy
+from tests.tensors.checking import LINE, MESH, close, spread
+from tests.tensors.engines import on_engines, on_engines_alone, on_numpy
 
 
 def test_a_decomposition_has_the_name_of_an_operator() -> None:
@@ -42,6 +44,57 @@ def test_statistics_over_a_split_dim_are_computed_in_float32(name: str) -> None:
     result = getattr(kf.ops, name)(spread(large, "S(1),S(1)"), axis=1)
     assert result.dtype == "float16"
     assert close(result.numpy(), getattr(np, name)(large.astype("float64"), axis=1), "float16")
+
+
+@on_numpy
+def test_summands_of_half_precision_are_rounded_once() -> None:
+    value = np.zeros(4096, "float32")
+    value[[0, 1, -1]] = 256, 1, -256  # the mean of the first half is rounded to that of 256 alone
+    x = kf.tensor(value * 4096, placement=LINE, sbp="S(0)", dtype="bfloat16")
+    assert kf.ops.mean(x).item() == 1
+    close_to_zero = kf.tensor(np.array([1000.25, -1000], "float32"), placement=kf.Placement([0, 1]), sbp="S(0)")
+    assert kf.ops.cast(kf.ops.sum(close_to_zero), "bfloat16").item() == 0.25
+
+
+@on_numpy
+def test_complex_numbers_along_a_split_dim() -> None:
+    value = np.tile(np.array([3 + 4j, 0], "complex64"), 2048)
+    for name in ("norm", "var", "std"):
+        found = getattr(kf.ops, name)(kf.tensor(value, placement=LINE, sbp="S(0)"))
+        assert np.allclose(found.numpy(), getattr(ops, name)(value)), name
+
+
+@on_engines_alone
+def test_the_loss_of_classes_that_are_impossible() -> None:
+    scores = np.zeros((2, 4000), "float32")
+    scores[:, 5] = -np.inf
+    x = kf.tensor(scores, placement=LINE, sbp="S(1)")
+    loss, gradient = kf.value_and_grad(
+        lambda x: kf.ops.sum(kf.ops.sparse_categorical_crossentropy(np.array([1, 7]), x, from_logits=True))
+    )(x)
+    assert close(loss.numpy(), np.float32(2 * np.log(3999)))
+    wanted = np.full((2, 4000), 1 / 3999, "float32")
+    wanted[:, 5] = 0
+    wanted[[0, 1], [1, 7]] -= 1
+    assert close(gradient.numpy(), wanted)
+
+
+@on_engines_alone
+def test_equal_extremes_share_the_gradient() -> None:
+    value = np.array([3, 3, 1, 3, -np.inf, 1, 1, 1], "float32")
+    for name, options, sign in (("max", {}, 1), ("amax", {}, 1), ("min", {}, -1), ("norm", {"ord": np.inf}, 1)):
+        given = np.maximum(value, -1) if name == "norm" else sign * value
+        x = kf.tensor(given, placement=LINE, sbp="S(0)")
+        found, gradient = kf.value_and_grad(functools.partial(getattr(kf.ops, name), **options))(x)
+        assert found.item() == 3 * sign
+        assert close(gradient.numpy(), (value == 3) / np.float32(3)), name
+
+
+@on_engines_alone
+def test_the_gradient_of_no_spread_and_no_length() -> None:
+    zeros = kf.zeros(4096, placement=LINE, sbp="S(0)")
+    for operator in (kf.ops.std, kf.ops.norm):
+        assert not kf.value_and_grad(operator)(zeros)[1].numpy().any(), operator
 
 
 @on_numpy
