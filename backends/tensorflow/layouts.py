@@ -110,7 +110,7 @@ def ranks_of(mesh: dtensor.Mesh) -> np.ndarray:
         if named == mesh.name:
             raise FlowError(
                 "this DTensor's mesh has devices of several processes and was not made by keras_flow. Make the tensor "
-                "by kf.from_local or kf.tensor"
+                "by kf.to_global or kf.tensor"
             )
         return np.asarray([int(rank) for rank in named.split("_")]).reshape(shape)
     # the mesh names devices ("CPU:3"), as ranks do

@@ -136,15 +136,17 @@ def explain(program: object, *args: object, **kwargs: object) -> OperatorExplana
             args, kwargs = gradients.distinct((args, kwargs))
             leaves = gradients.floats_of((args, kwargs))
             result, records = tape.record(lambda: program(*args, **kwargs), leaves)
+            returned = result
         else:
             chosen, result, records = program.record(args, kwargs)
             leaves = gradients.floats_of(chosen)
+            returned = gradients.value_as_read(result)
     with recorded_by(backward):
         # of any value: the layouts of gradients do not depend on it
         cotangents = [(output, gradients.cotangent_of_ones(output)) for output in gradients.floats_of(result)]
         by_id = gradients.walk_back(records, cotangents) if cotangents else {}
     lines = [_gradient_line(leaf, by_id) for leaf in leaves] if cotangents else []
-    outputs = tuple(gradients.tensors_of(result))
+    outputs = tuple(gradients.tensors_of(returned))
     return OperatorExplanation(str(program), tuple(forward.operators), outputs, tuple(lines), tuple(backward.plans))
 
 

@@ -75,10 +75,8 @@ class ValueAndGrad:
         gradients: Any = tree.map_structure(
             lambda leaf: at_leaf(leaf, by_id) if isinstance(leaf, GlobalTensor) else None, chosen
         )
-        # a loss may come out as a partial sum; what the program reads is the sum
-        whole = value.to_global(sbp=(_sbp.broadcast,) * value.placement.ndim)
         single = isinstance(self.argnums, int) or (self.argnums is None and len(args) == 1)
-        return whole, gradients[0] if single else tuple(gradients)
+        return value_as_read(value), gradients[0] if single else tuple(gradients)
 
     def record(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[list[object], GlobalTensor, Tape]:
         """Run the function; returns the arguments to differentiate, as it was given them, its value, and the tape."""
@@ -132,6 +130,11 @@ def tensors_of(structure: object) -> list[GlobalTensor]:
 def floats_of(structure: object) -> list[GlobalTensor]:
     """The global tensors of a structure that have gradients."""
     return [leaf for leaf in tensors_of(structure) if is_float(leaf.dtype)]
+
+
+def value_as_read(value: GlobalTensor) -> GlobalTensor:
+    """A value, B on every axis: a loss may come out as a partial sum, and what the program reads is the sum."""
+    return value.to_global(sbp=(_sbp.broadcast,) * value.placement.ndim)
 
 
 def cotangent_of_ones(result: GlobalTensor) -> GlobalTensor:
@@ -196,7 +199,7 @@ def _through_operator(
         if not is_float(result.dtype):
             continue
         if cotangent is None:  # the program did not use this result
-            cotangent = creation.broadcast_like(result, np.zeros(result.shape))
+            cotangent = _zeros(result)
         boxed.append(change_layout(cotangent, Layout(placement, _dual(result.sbp, fixed), result.shape)))
     inputs = [pair for pair in zip(record.inputs, record.boxed, strict=True) if is_float(pair[1].dtype)]
     shards: list[dict[int, Any]] = [{} for _ in inputs]
@@ -248,5 +251,10 @@ def at_leaf(leaf: GlobalTensor, gradients: Mapping[int, GlobalTensor]) -> Global
     target = Layout(leaf.placement, without_partial(leaf.sbp), leaf.shape)
     gradient = gradients.get(id(leaf))
     if gradient is None:
-        gradient = creation.broadcast_like(leaf, np.zeros(leaf.shape))
+        return _zeros(leaf)
     return change_layout(gradient, target)
+
+
+def _zeros(like: GlobalTensor) -> GlobalTensor:
+    """Zeros in the layout of a tensor, with B for P; each rank makes its own part."""
+    return creation.zeros(like.shape, placement=like.placement, sbp=without_partial(like.sbp), dtype=like.dtype)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
+
 import numpy as np
 import pytest
 
 import keras_flow as kf
 from keras_flow import sbp
 from tests.tensors.checking import MESH, close
-from tests.tensors.engines import on_engines
+from tests.tensors.engines import on_engines, on_numpy, on_torch
 
 
 def squares(w: kf.GlobalTensor) -> kf.GlobalTensor:
@@ -59,5 +62,25 @@ def test_the_explanation_of_gradients() -> None:
     explained = kf.explain(differentiated, v, w)
     unreduced = [sbp.text(line.unreduced.nd_sbp) for line in explained.gradients if line.unreduced is not None]
     assert unreduced == ["S(0),P", "P,S(1)"]
-    assert (explained.bytes, explained.gradient_bytes) == (0, 4 * (48 * 2 + 24 * 2))
+    # the value of 4 bytes is summed by one rank and sent back to the others
+    assert (explained.bytes, explained.gradient_bytes) == (2 * 3 * 4, 4 * (48 * 2 + 24 * 2))
+    assert explained.outputs[0].layout == differentiated(v, w)[0].layout
     assert [line.returned for line in explained.gradients] == [tensor.layout for tensor in differentiated(v, w)[1]]
+
+
+@on_torch
+def test_where_autograd_is_off() -> None:
+    x = kf.tensor(np.asarray([1, 2, 3], "float32"), placement=MESH, sbp="S(0),B")
+    with sys.modules["torch"].no_grad():
+        assert kf.value_and_grad(lambda a: kf.ops.sum(a * a))(x)[1].numpy().tolist() == [2, 4, 6]
+
+
+@on_numpy
+def test_a_gradient_of_zeros_is_made_in_parts() -> None:
+    used, unused = (kf.ones(size, placement=MESH, sbp="S(0),S(0)") for size in (4, 2**20))
+    tracemalloc.start()
+    _, (_, gradient) = kf.value_and_grad(lambda a, b: kf.ops.sum(a))(used, unused)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert gradient.sbp == unused.sbp and not gradient.numpy().any()
+    assert peak < 8 * 2**20  # four shards of 1 MiB; the whole, of 64 bits, is 8
