@@ -204,9 +204,11 @@ class Replica:
             `model.trainable_weights`.
         averages: whether the engine itself averages these over the ranks. Then it also adds up those of `no_sync`.
         no_sync: inside, gradients are not averaged; None where `averages` is false.
+        is_recorded: whether the engine will average gradients of what is computed now; None where `averages` is false.
     """
 
     call: Callable[..., Any]
     gradients_of: Callable[[Callable[..., Any], bool], Callable[..., tuple[Any, list[Any]]]]
     averages: bool = False
     no_sync: Callable[[], AbstractContextManager[object]] | None = None
+    is_recorded: Callable[[], bool] | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import keras
@@ -18,24 +19,61 @@ def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, 
     """Use torch's DistributedDataParallel, which averages in buckets while the backward pass runs."""
     if len(ranks) == 1:
         return Replica(model, lambda loss_function, has_aux: _gradients_of(model, lambda: True, loss_function, has_aux))
-    wrapped = DistributedDataParallel(
-        model,  # type: ignore[arg-type]  # on torch a Keras model is a torch module
-        process_group=process_group(ranks),
-        bucket_cap_mb=bucket_bytes / 2**20,  # type: ignore[arg-type]  # a fraction is taken too
-        find_unused_parameters=find_unused,
-        # weights are equal already, and Keras's moving statistics are parameters to torch, not buffers:
-        # kf.DistributedDataParallel sends both
-        init_sync=False,
-        forward_sync_buffers=False,
+    averaged = _Averaged(
+        model,
+        lambda: DistributedDataParallel(
+            model,  # type: ignore[arg-type]  # on torch a Keras model is a torch module
+            process_group=process_group(ranks),
+            bucket_cap_mb=bucket_bytes / 2**20,  # type: ignore[arg-type]  # a fraction is taken too
+            find_unused_parameters=find_unused,
+            # weights are equal already, and Keras's moving statistics are parameters to torch, not buffers:
+            # kf.DistributedDataParallel sends both
+            init_sync=False,
+            forward_sync_buffers=False,
+        ),
     )
     return Replica(
-        wrapped,
-        lambda loss_function, has_aux: _gradients_of(
-            model, lambda: wrapped.require_backward_grad_sync, loss_function, has_aux
-        ),
+        averaged,
+        lambda loss_function, has_aux: _gradients_of(model, lambda: averaged.is_synced, loss_function, has_aux),
         averages=True,
-        no_sync=wrapped.no_sync,
+        no_sync=averaged.no_sync,
+        is_recorded=lambda: averaged.is_synced and torch.is_grad_enabled(),
     )
+
+
+class _Averaged:
+    """A model in torch's DistributedDataParallel, which is made anew where other weights of the model are trained.
+
+    torch's takes those that have gradients when it is made: a layer that is trained later would not be averaged.
+    """
+
+    def __init__(self, model: keras.Model, make: Callable[[], DistributedDataParallel]):
+        self.is_synced = True
+        self._model, self._make = model, make
+        self._trained: list[keras.Variable] = []
+        self._wrapped: DistributedDataParallel | None = None
+        self._follow()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            self._follow()
+        # without a trained weight there is nothing to average, and torch has no wrapper
+        return (self._wrapped or self._model)(*args, **kwargs)
+
+    def _follow(self) -> None:
+        trained = list(self._model.trainable_weights)
+        if [*map(id, trained)] != [*map(id, self._trained)]:
+            self._trained, self._wrapped = trained, self._make() if trained else None
+        if self._wrapped is not None:
+            self._wrapped.require_backward_grad_sync = self.is_synced
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        was_synced, self.is_synced = self.is_synced, False
+        try:
+            yield
+        finally:
+            self.is_synced = was_synced
 
 
 def _gradients_of(

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 from keras_flow.backends.active import backend
 from keras_flow.comm.group import Group, dtype_name, elements, parts_of, shape_of
@@ -35,7 +36,7 @@ class DistributedDataParallel:
         model: a built Keras model; made outside of a distribution's scope.
         bucket_size_mb: MiB of gradients that travel together.
         broadcast_buffers: give all ranks the first rank's moving statistics (and other weights that are not trained)
-            before each step.
+            before each step: of `value_and_grad`, and on torch of each call whose gradients are averaged.
         find_unused_parameters: torch: look for weights that a loss does not depend on, whose gradient is zero. Without
             it torch raises in the step after one that left weights out. The others always do.
         group: the ranks that take part, one for each process that makes one; all by default.
@@ -99,6 +100,9 @@ class DistributedDataParallel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's outputs for this rank's tensors."""
+        if self._broadcast_buffers and self._replica.is_recorded is not None and self._replica.is_recorded():
+            # an earlier call of this step may have saved a weight for its gradient: torch then lets none write into it
+            self._share(self.module.non_trainable_weights, only_changed=True)
         return self._replica.call(*args, **kwargs)
 
     def value_and_grad(
@@ -120,7 +124,7 @@ class DistributedDataParallel:
         local = self._replica.gradients_of(loss_function, has_aux)
 
         def step(*args: Any) -> tuple[Any, list[Any]]:
-            if self._broadcast_buffers:
+            if self._broadcast_buffers and not self._replica.averages:
                 self._share(self.module.non_trainable_weights)
             result, gradients = local(*args)
             return result, gradients if self._replica.averages else self.average(gradients)
@@ -168,21 +172,31 @@ class DistributedDataParallel:
                 found[place] = part
         return found
 
-    def _share(self, variables: Sequence[keras.Variable]) -> None:
+    def _share(self, variables: Sequence[keras.Variable], only_changed: bool = False) -> None:
         """Give variables the first rank's values."""
         if len(self._ranks) > 1:
-            share(variables, self._ranks[0], self._group, self._bucket_bytes)
+            share(variables, self._ranks[0], self._group, self._bucket_bytes, only_changed)
 
 
-def share(variables: Sequence[keras.Variable], source: int, group: Placement | None, bucket_bytes: int) -> None:
-    """Give variables the values that they have on rank `source`; all ranks of the group call it."""
+def share(
+    variables: Sequence[keras.Variable],
+    source: int,
+    group: Placement | None,
+    bucket_bytes: int,
+    only_changed: bool = False,
+) -> None:
+    """Give variables the values that they have on rank `source`; all ranks of the group call it.
+
+    `only_changed`: write to those alone whose values differ.
+    """
     engine = backend()
     values = [keras.ops.convert_to_tensor(keras.ops.stop_gradient(each)) for each in variables]
     for places in buckets(values, bucket_bytes):
         flat = engine.join([engine.reshape(values[place], (-1,)) for place in places])
         parts = parts_of(broadcast(flat, source, group), [shape_of(values[place]) for place in places])
         for place, part in zip(places, parts, strict=True):
-            variables[place].assign(part)
+            if not only_changed or not np.array_equal(engine.as_numpy(part), engine.as_numpy(values[place])):
+                variables[place].assign(part)
 
 
 def buckets(values: Sequence[Any], limit: int) -> list[list[int]]:

@@ -27,9 +27,16 @@ def close(found: list[np.ndarray], expected: list[np.ndarray], what: str, tolera
 
 
 def check(
-    name: str, build: Callable[[], keras.Model], loss_of: Callable[..., Callable], tolerance: float = 1e-6
+    name: str,
+    build: Callable[[], keras.Model],
+    loss_of: Callable[..., Callable],
+    tolerance: float = 1e-6,
+    change: Callable[[keras.Model], None] = lambda model: None,
 ) -> keras.Model:
-    """Two steps together, and two whose first is kept, against the steps of each rank's rows by one rank alone."""
+    """Two steps together, and two whose first is kept, against the steps of each rank's rows by one rank alone.
+
+    `change` is made to the model that is averaged already.
+    """
     here, count = kf.env.get_rank(), kf.env.get_world_size()
     keras.utils.set_random_seed(here)  # each rank begins with weights of its own
     model = build()
@@ -39,6 +46,8 @@ def check(
     step = ddp.value_and_grad(loss_of(ddp))
     single = kf.DistributedDataParallel(alone, group=kf.Placement([here]))
     own_step = single.value_and_grad(loss_of(single))
+    for each in (model, alone):
+        change(each)
 
     def mean(calls: list[int]) -> list[np.ndarray]:
         """Of all ranks, what one rank computes of their rows."""
@@ -83,6 +92,10 @@ def frozen() -> keras.Model:
     model = dense()
     model.layers[0].trainable = False
     return model
+
+
+def thaw(model: keras.Model) -> None:
+    model.layers[0].trainable = True
 
 
 class Unused(keras.Model):
@@ -157,12 +170,31 @@ def everything() -> None:
     check("dense", dense, mse)
     model = check("frozen", frozen, mse)
     assert len(model.trainable_weights) == 2
+    model = check("unfrozen", frozen, mse, change=thaw)
+    assert len(model.trainable_weights) == 4
     check("unused", unused, mse)
     check("two outputs", two_outputs, two_losses)
     check("bfloat16 beside float32", half, mse, 2e-2)
-    model = check("statistics", statistics, mse)
-    # before the last step all ranks had the first one's statistics, and each then took its own rows' at momentum 0.5
-    x, _ = rows(kf.env.get_rank(), 3)
+    shared_before(3, check("statistics", statistics, mse))
+    if keras.backend.backend() == "torch":
+        calls_share_statistics()
+
+
+def calls_share_statistics() -> None:
+    """As a loop of torch calls, twice in a step; a frozen kernel is in the graph of the first call."""
+    model = statistics()
+    model.layers[1].trainable = False
+    ddp = kf.DistributedDataParallel(model)
+    for call in range(4):
+        x = tensors(rows(kf.env.get_rank(), call))[0]
+        loss: Any = keras.ops.mean(ddp(x, training=True)) + keras.ops.mean(ddp(x, training=True))
+        loss.backward()
+    shared_before(3, model)
+
+
+def shared_before(call: int, model: keras.Model) -> None:
+    """Before this step all ranks had the first one's statistics, and each then took its own rows' at momentum 0.5."""
+    x, _ = rows(kf.env.get_rank(), call)
     means = kf.comm.all_gather_object((values([model.layers[0].moving_mean.value])[0], x))
     shared = 2 * means[0][0] - means[0][1].mean(0)
     for moving, own in means:
