@@ -367,6 +367,57 @@ def another_session() -> None:
     assert sorted(flow.get_all_variables()) == ["out/bias", "out/kernel"]
 
 
+def jobs_train_what_they_say() -> None:
+    """Whether a layer trains, and its regularizer, are each job's own; its layout is that of all."""
+    begin()
+    x = np.random.default_rng(8).normal(size=(ROWS, 3)).astype("float32")
+
+    def networks(x: Any, trains: str, regularizer: Any = None) -> Any:
+        for name in ("first", "second"):
+            options = {"use_bias": False, "kernel_regularizer": regularizer, "trainable": name in trains}
+            x = flow.layers.dense(x, 3, kernel_initializer=flow.ones_initializer(), name=name, **options)
+        return x * flow.get_variable("own", (3,), initializer=flow.ones_initializer(), trainable="own" in trains)
+
+    def job_of(trains: str, regularizer: Any = None) -> Any:
+        @flow.global_function(type="train")
+        def job(x: tp.Numpy.Placeholder((ROWS, 3))) -> None:
+            loss = flow.math.reduce_mean(networks(x, trains, regularizer))
+            flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [RATE]), momentum=0).minimize(loss)
+
+        return job
+
+    @flow.global_function()
+    def evaluate(x: tp.Numpy.Placeholder((ROWS, 3))) -> tp.Numpy:
+        return networks(x, "")
+
+    evaluate(x)
+    w = {"first": np.ones((3, 3)), "second": np.ones((3, 3)), "own": np.ones(3)}
+    jobs = [("first", None, 0.0), ("second", flow.regularizers.l2(0.5), 0.5), ("first own", None, 0.0)]
+    made = [(job_of(trains, regularizer), trains, l2) for trains, regularizer, l2 in jobs]
+    for job, trains, l2 in made * 2:
+        job(x)
+        hidden, d = x @ w["first"], np.full((ROWS, 3), 1 / (3 * ROWS))
+        inner = d * w["own"]
+        gradients = {
+            "first": x.T @ (inner @ w["second"].T),
+            "second": hidden.T @ inner,
+            "own": (hidden @ w["second"] * d).sum(0),
+        }
+        for name in trains.split():
+            w[name] = w[name] - RATE * (gradients[name] + l2 * w[name])
+        found = flow.get_all_variables()
+        for name, value in w.items():
+            key = f"{name}/value" if name == "own" else f"{name}/kernel"
+            np.testing.assert_allclose(found[key], value, atol=1e-5, err_msg=f"{name} after {trains}")
+
+    @flow.global_function()
+    def split(x: tp.Numpy.Placeholder((ROWS, 3))) -> tp.Numpy:
+        return flow.layers.dense(x, 3, use_bias=False, name="first", model_distribute=flow.distribute.split(0))
+
+    with pytest.raises(kf.FlowError, match=r"layer .first. is .* in another job, and .*S\(1\)"):
+        split(x)
+
+
 def micro_batches() -> None:
     """`flow.unpack` in a job with stages: three micro-batches, and the numbers of the whole batch."""
     begin()
@@ -579,6 +630,7 @@ def small() -> None:
     pipelined_lenet()
     layer_norm()
     another_session()
+    jobs_train_what_they_say()
 
 
 def large() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import keras_flow as kf
+import keras_flow.compat.oneflow as flow
+import keras_flow.compat.oneflow.typing as tp
 from keras_flow.backends.engines import that_train
 from tests import sampling
 from tests.compat import programs
@@ -67,8 +73,6 @@ def test_checkpoints(backend: str, on_ranks: Callable, tmp_path: object) -> None
 def test_machines_are_checked(nodes: list, port: int | None, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NODE_RANK", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    import keras_flow.compat.oneflow as flow
-
     flow.clear_default_session()
     with pytest.raises(kf.FlowError, match=re.escape(text)):
         if port is not None:
@@ -130,6 +134,226 @@ def test_a_port_in_use_is_named(backend: str, tmp_path: Path) -> None:
         file.write_text(_BY_HAND.format(port=port))
         code, _, err = jobs.finish(jobs.start([str(file)], backend, PYTHONPATH=str(ROOT), NODE_RANK="0"), 100)
     assert code != 0 and f"cannot listen at 127.0.0.1:{port}" in err, err[-3000:]
+
+
+# ---- names and formulas, on four ranks of JAX in pytest's own process
+
+
+def _is_refused(call: Callable[[], object], text: str) -> None:
+    with pytest.raises(kf.FlowError) as caught:
+        call()
+    assert text in str(caught.value), caught.value
+
+
+def _kernel(kind: str, step: int, steps: int, lr: float, *args: Any) -> float:
+    """OneFlow's learning_rate_schedule_kernel.cpp."""
+    p = step / steps
+    if kind in ("ExponentialScheduler", "InverseTimeScheduler", "NaturalExpScheduler"):
+        rate, staircase = args
+        p = math.floor(p) if staircase else p
+        by_kind = {"E": lambda: lr * rate**p, "I": lambda: lr / (1 + rate * p), "N": lambda: lr * math.exp(-rate * p)}
+        return by_kind[kind[0]]()
+    if kind == "CosineScheduler":
+        (alpha,) = args
+        return lr * ((1 - alpha) * 0.5 * (1 + math.cos(math.pi * min(p, 1.0))) + alpha)
+    end, power, cycles = args
+    if cycles:
+        batch = step or 1
+        return (lr - end) * (1 - batch / (steps * math.ceil(batch / steps))) ** power + end
+    return (lr - end) * (1 - min(p, 1.0)) ** power + end
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_schedulers_are_those_of_oneflows_kernel() -> None:
+    of = flow.optimizer
+    cases: list[tuple[str, tuple]] = [
+        ("CosineScheduler", (0.1,)),
+        ("PolynomialScheduler", (0.01, 2.0, False)),
+        ("PolynomialScheduler", (0.01, 2.0, True)),
+    ]
+    cases += [
+        (f"{name}Scheduler", (0.5, staircase))
+        for name in ("Exponential", "InverseTime", "NaturalExp")
+        for staircase in (False, True)
+    ]
+    for kind, args in cases:
+        # the warm-up is the last argument of OneFlow's list
+        plain, warm = (getattr(of, kind)(0.2, 4, *args, *more) for more in ((), (of.warmup.linear(2, 0.5),)))
+        for step in range(10):
+            wanted = _kernel(kind, step, 4, 0.2, *args)
+            assert float(plain(step)) == pytest.approx(wanted, rel=1e-5), (kind, args, step)
+            begun = 0.2 * (0.5 + 0.5 * step / 2) if step < 2 else wanted
+            assert float(warm(step)) == pytest.approx(begun, rel=1e-5), (kind, args, step)
+    scaled = of.PiecewiseScalingScheduler(0.1, [2, 5], [0.5, 0.3], of.warmup.constant(1, 0.1))
+    found = [float(scaled(step)) for step in range(8)]
+    assert found == pytest.approx([0.01, 0.1, 0.1, 0.05, 0.05, 0.05, 0.03, 0.03])
+    assert float(of.PiecewiseScalingScheduler(0.1, [2, 5], 0.5)(9)) == pytest.approx(0.05)
+
+
+def _begin() -> None:
+    flow.clear_default_session()
+    flow.config.cpu_device_num(4)
+
+
+def _computed(function: Callable[..., Any], *arrays: np.ndarray) -> Any:
+    """What a predict job of these arrays returns."""
+    _begin()
+    named = {f"x{number}": array for number, array in enumerate(arrays)}
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=tp.Numpy.Placeholder(each.shape))
+        for name, each in named.items()
+    ]
+    job = lambda **given: function(*given.values())  # noqa: E731
+    job.__signature__ = inspect.Signature(parameters, return_annotation=tp.Bundle[list])
+    return flow.global_function()(job)(*arrays)
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_operators_and_what_they_return() -> None:
+    x = np.float32([[1, -2, 3], [4, 5, -6], [7, 8, 9], [0.5, 0, 1], [2, 2, 2]])
+    y = np.where(np.arange(15).reshape(5, 3) % 2, x, x + 1).astype("float32")
+    reduce = flow.math
+    found = _computed(
+        lambda a, b: [
+            a == b,
+            a != b,
+            a < b,
+            a <= b,
+            a > 1.0,
+            a >= b,
+            a % 3.0,
+            reduce.reduce_sum(a == b),
+            reduce.reduce_mean(flow.cast(a, flow.int32)),
+            reduce.reduce_sum(flow.cast(a, flow.int32)),
+            flow.math.gelu(a),
+            flow.math.top_k(a, -1, 2),
+            flow.nn.dropout(a, 0.5, None, 1),
+        ],
+        *(x, y),
+    )
+    gelu = [[0.5 * each * (1 + math.erf(each / math.sqrt(2))) for each in row] for row in x.tolist()]
+    whole = x.astype("int32")
+    wanted = [x == y, x != y, x < y, x <= y, x > 1, x >= y, x % 3, (x == y).sum(), whole.mean(), whole.sum(), gelu]
+    for value, expected in zip(found, [*wanted, np.argsort(-x, 1)[:, :2], x], strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+    _is_refused(lambda: _computed(lambda a: [row for row in a], x), "has no items to go through")
+    assert len(_computed(lambda a: list({a: "a value", a + 1.0: "another"}), x)) == 2
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_a_job_without_arguments() -> None:
+    def own() -> list:
+        weight = flow.get_variable("w", (3,), initializer=flow.constant_initializer(2.0))
+        return [weight * 2.0, flow.math.reduce_sum(weight)]
+
+    vector, total = _computed(own)
+    assert (vector.tolist(), float(total)) == ([4.0] * 3, 6.0)
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_rows_in_the_mirrored_view_are_those_of_a_device() -> None:
+    """As the placeholder declares them: reference programs reshape to [50, -1]."""
+    config = flow.function_config()
+    config.default_logical_view(flow.scope.mirrored_view())
+
+    def job_of(shape: Callable[[Any], Any]) -> Any:
+        _begin()
+
+        @flow.global_function("predict", config)
+        def job(x: tp.ListNumpy.Placeholder((3, 2, 2))) -> tp.ListNumpy:
+            return flow.reshape(x, shape(x))
+
+        return job
+
+    x = np.arange(40, dtype="float32").reshape(10, 2, 2)
+    for shape in (lambda x: [3, -1], lambda x: [x.shape[0], 4]):
+        found = job_of(shape)(np.array_split(x, 4))
+        np.testing.assert_array_equal(np.concatenate(found), x.reshape(10, 4))
+    _is_refused(lambda: job_of(lambda x: [2, 6])(np.array_split(x, 4)), "in the mirrored view the rows stay first")
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_namespaces_keep_names_apart() -> None:
+    def network(x: Any) -> list:
+        for name in ("first", "second"):
+            with flow.scope.namespace(name):
+                x = flow.layers.dense(x, 3, kernel_initializer=flow.ones_initializer(), name="dense")
+                with flow.scope.namespace("inner"):
+                    x = x + flow.get_variable("bias", (3,), model_name="bias")
+        return [x]
+
+    _computed(network, np.ones((4, 3), "float32"))
+    kinds = ("dense/bias", "dense/kernel", "inner-bias/value")
+    assert sorted(flow.get_all_variables()) == [f"{name}-{kind}" for name in ("first", "second") for kind in kinds]
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_initial_values() -> None:
+    """A variable has its own draws; fans are those of OneFlow's order of dims."""
+    normal = flow.random_normal_initializer(0.0, 1.0)
+    shape = (6, 40, 5, 5)
+    options: list[tuple[Any, float]] = [
+        (flow.variance_scaling_initializer(2.0, "fan_in"), math.sqrt(2 / (40 * 25))),
+        (flow.variance_scaling_initializer(2.0, "fan_out", "random_normal", "NCHW"), math.sqrt(2 / (6 * 25))),
+        (flow.variance_scaling_initializer(2.0, "fan_out", "random_normal", "NHWC"), math.sqrt(2 / (6 * 40 * 5))),
+        (flow.xavier_uniform_initializer("NCHW"), math.sqrt(2 / (46 * 25))),
+        (flow.kaiming_initializer(shape), math.sqrt(2 / (40 * 25))),
+        (flow.kaiming_initializer(shape, "random_uniform", "fan_out", "tanh"), 5 / 3 / math.sqrt(6 * 25)),
+        (flow.kaiming_initializer(shape, nonlinearity="relu", negative_slope=2.0), math.sqrt(2 / (40 * 25))),
+        (flow.kaiming_initializer(shape, nonlinearity=None), 1 / math.sqrt(40 * 25)),
+    ]
+
+    def network(x: Any) -> list:
+        for name in ("one", "other"):
+            x = flow.layers.dense(x, 3, kernel_initializer=normal, bias_initializer=normal, name=name)
+            x = x + flow.get_variable(f"{name}_own", (3,), initializer=normal)
+        for number, (initializer, _) in enumerate(options):
+            flow.get_variable(f"w{number}", shape, initializer=initializer)
+        return [flow.layers.dense(x, 2, kernel_initializer=None, name="zeros")]
+
+    _computed(network, np.ones((4, 3), "float32"))
+    values = flow.get_all_variables()
+    drawn = [values[f"{name}{of}"] for name in ("one", "other") for of in ("/kernel", "/bias", "_own/value")]
+    assert len({float(value.ravel()[0]) for value in drawn}) == len(drawn)
+    for number, (_, deviation) in enumerate(options):
+        assert float(values[f"w{number}/value"].std()) == pytest.approx(deviation, rel=0.05), number
+    assert not values["zeros/kernel"].any()
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_arguments_as_oneflow_lists_them() -> None:
+    """Arguments that Keras's work has no place for are refused by name."""
+    of, x = flow.optimizer, np.ones((4, 3), "float32")
+    schedule = of.PiecewiseConstantScheduler([], [0.1])
+
+    made = of.SGD(schedule, None, 0.5, of.grad_clipping.by_global_norm(clip_norm=2.0))._make()
+    assert (made.momentum, made.global_clipnorm) == (0.5, 2.0)
+    made = of.Adam(schedule, 0.8, 0.9, 1e-3, True, 1)._make()
+    assert (made.beta_1, made.beta_2, made.epsilon) == (0.8, 0.9, 1e-3)
+    shared = lambda a: [flow.get_variable("w", (3,)), flow.get_variable("w", (3,), reuse=True)]  # noqa: E731
+    one, other = _computed(shared, x)
+    assert one.tolist() == other.tolist() == [0.0] * 3
+    layers, nn = flow.layers, flow.nn
+    dense = _computed(lambda a: [layers.dense(a, 2, None, False, flow.ones_initializer(), None, None, None)], x)[0]
+    assert dense.tolist() == [[3.0, 3.0]] * 4
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: of.SGD(schedule, variables=["w"]), "variables=['w'] is not in keras_flow.compat.oneflow"),
+        (lambda: of.Adam(schedule, loss_scale_factor=8), "loss_scale_factor: use keras.optimizers.LossScaleOptimizer"),
+        (lambda: _computed(lambda a: [nn.dropout(a, 0.5, [4, 1])], x), "flow.nn.dropout: noise_shape=[4, 1] is not in"),
+        (
+            lambda: _computed(lambda a: [flow.get_variable("w", (3,)), flow.get_variable("w", (3,), reuse=False)], x),
+            "has two layers named 'w'",
+        ),
+    ]
+    for call, text in refused:
+        _is_refused(call, text)
+    config = flow.function_config()
+    config.train.primary_lr(0.1)
+    config.train.model_update_conf({"naive_conf": {}, "weight_decay_conf": {"weight_decay_rate": 0.1}})
+    _is_refused(config.train.optimizer, "got 0.1 and ['naive_conf', 'weight_decay_conf']; flow.optimizer has schedules")
+
+
+# ---- examples
 
 
 @pytest.mark.full

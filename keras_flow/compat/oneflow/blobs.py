@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -16,6 +16,7 @@ from keras import ops, tree
 
 from keras_flow.compat.oneflow import tracing
 from keras_flow.errors import FlowError
+from keras_flow.tensors.dtypes import numpy_dtype
 
 
 class Blob:
@@ -23,7 +24,8 @@ class Blob:
 
     Attributes:
         tensor: Keras's symbolic tensor, [rows, ...].
-        rows: the declared rows of the whole batch; None where dim 0 has no rows.
+        rows: the rows that the placeholder declares: of the whole batch, in the mirrored view of a device at most;
+            None where dim 0 has no rows.
         pieces: into how many `flow.unpack` has cut the batch.
     """
 
@@ -53,6 +55,9 @@ class Blob:
         keeps = self.rows is None or first in (Ellipsis, slice(None))
         return apply(lambda x: x[key], self, **({} if keeps else {"rows": None}))
 
+    def __iter__(self) -> NoReturn:
+        raise FlowError(f"{self!r}: a value of a job is known when the job runs, and has no items to go through")
+
     def __neg__(self) -> Blob:
         return apply(ops.negative, self)
 
@@ -60,7 +65,11 @@ class Blob:
     __sub__, __rsub__ = (lambda x, y: apply(ops.subtract, x, y), lambda x, y: apply(ops.subtract, y, x))
     __mul__, __rmul__ = (lambda x, y: apply(ops.multiply, x, y), lambda x, y: apply(ops.multiply, y, x))
     __truediv__, __rtruediv__ = (lambda x, y: apply(ops.divide, x, y), lambda x, y: apply(ops.divide, y, x))
-    __pow__ = lambda x, y: apply(ops.power, x, y)  # noqa: E731
+    __pow__, __mod__ = (lambda x, y: apply(ops.power, x, y), lambda x, y: apply(ops.mod, x, y))
+    __lt__, __le__ = (lambda x, y: apply(ops.less, x, y), lambda x, y: apply(ops.less_equal, x, y))
+    __gt__, __ge__ = (lambda x, y: apply(ops.greater, x, y), lambda x, y: apply(ops.greater_equal, x, y))
+    __eq__, __ne__ = (lambda x, y: apply(ops.equal, x, y), lambda x, y: apply(ops.not_equal, x, y))
+    __hash__ = object.__hash__
 
 
 class Reduced(Blob):
@@ -86,7 +95,7 @@ class Reduced(Blob):
 
     def of(self, values: np.ndarray) -> np.ndarray:
         """The value, from those of the rows."""
-        return np.asarray(getattr(np, self.name)(values, axis=0, keepdims=self.keepdims), values.dtype)
+        return np.asarray(getattr(np, self.name)(values, axis=0, keepdims=self.keepdims), numpy_dtype(self.dtype))
 
 
 class VariableBlob(Blob):
@@ -138,16 +147,11 @@ def apply(function: Callable[..., Any], *arguments: Any, rows: int | None = -1) 
 
 
 def operation(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors as one of blobs, which OneFlow calls by its arguments' names too."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        signature = None
+    """A function of tensors as one of blobs, whose arguments have OneFlow's order and names."""
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def called(*args: Any, name: str | None = None, **options: Any) -> Any:
-        if signature is None or not options:
-            return apply(function, *args)
         bound = signature.bind(*args, **options)
         bound.apply_defaults()
         return apply(function, *bound.arguments.values())

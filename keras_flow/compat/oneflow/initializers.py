@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from keras_flow.compat.oneflow.missing import Names
+from keras_flow.errors import FlowError
 
 _of = keras.initializers
 _DISTRIBUTIONS = {"random_normal": "untruncated_normal", "random_uniform": "uniform"}
+
+
+class Scaling(_of.VarianceScaling):
+    """A variance by the fans of Keras's order of dims, in layers; `of_variable` takes those of OneFlow's."""
+
+    data_format = ""
 
 
 def _scaling(
@@ -18,20 +26,50 @@ def _scaling(
     mode: str = "fan_in",
     distribution: str = "truncated_normal",
     data_format: str = "",
-) -> keras.Initializer:
-    kind = _DISTRIBUTIONS.get(distribution, distribution)
-    return _of.VarianceScaling(scale, mode.replace("average", "avg"), kind)
+) -> Scaling:
+    made = Scaling(scale, mode.replace("average", "avg"), _DISTRIBUTIONS.get(distribution, distribution))
+    made.data_format = data_format
+    return made
 
 
 def _kaiming(
-    shape: object = None,
+    shape: Sequence[int],
     distribution: str = "random_normal",
     mode: str = "fan_in",
-    nonlinearity: str = "leaky_relu",
-    negative_slope: float = 0.0,
+    nonlinearity: str | None = "leaky_relu",
+    negative_slope: float | None = 0.0,
     data_format: str = "NCHW",
 ) -> keras.Initializer:
-    return _scaling(2.0 / (1 + negative_slope**2) if "relu" in nonlinearity else 1.0, mode, distribution)
+    slope = 0.01 if negative_slope is None else negative_slope
+    gains = {None: 1.0, "sigmoid": 1.0, "tanh": 25 / 9, "relu": 2.0, "leaky_relu": 2 / (1 + slope**2)}
+    if nonlinearity not in gains or len(shape) < 2:
+        raise FlowError(
+            f"flow.kaiming_initializer({tuple(shape)}, nonlinearity={nonlinearity!r}): legal are shapes of two dims or "
+            f"more, and one of {list(gains)}"
+        )
+    return of_variable(_scaling(gains[nonlinearity], mode, distribution, data_format), shape)
+
+
+def own_draws(initializer: Any) -> Any:
+    """An initializer with a seed of its own, unless it was given one: Keras's draws the same values each time."""
+    return initializer.clone() if isinstance(initializer, keras.Initializer) else initializer
+
+
+def of_variable(initializer: Any, shape: Sequence[int], seed: int | None = None) -> Any:
+    """The initializer of a variable whose dims have OneFlow's order, [outputs, inputs, ...] or the inputs last."""
+    if isinstance(initializer, Scaling) and len(shape) > 1:
+        is_last = initializer.data_format.upper().endswith("C")
+        fan_in, fan_out = math.prod(shape[1:]), shape[0] * math.prod(shape[1:-1] if is_last else shape[2:])
+        fan = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[initializer.mode]
+        deviation = math.sqrt(initializer.scale / fan)
+        if initializer.distribution == "uniform":
+            return _of.RandomUniform(-math.sqrt(3) * deviation, math.sqrt(3) * deviation, seed)
+        if initializer.distribution == "truncated_normal":  # by the deviation of a normal one that is cut at 2
+            return _of.TruncatedNormal(0.0, deviation / 0.87962566103423978, seed)
+        return _of.RandomNormal(0.0, deviation, seed)
+    if seed is not None and isinstance(initializer, keras.Initializer) and "seed" in initializer.get_config():
+        return type(initializer).from_config({**initializer.get_config(), "seed": seed})
+    return "zeros" if initializer is None else own_draws(initializer)
 
 
 #: what `flow.` has of them
@@ -45,10 +83,10 @@ INITIALIZERS: dict[str, Callable[..., Any]] = {
     ),
     "truncated_normal_initializer": lambda mean=0.0, stddev=1.0: _of.TruncatedNormal(mean, stddev),
     "truncated_normal": lambda stddev=1.0: _of.TruncatedNormal(0.0, stddev),
-    "xavier_uniform_initializer": lambda data_format="": _of.GlorotUniform(),
-    "xavier_normal_initializer": lambda data_format="": _of.GlorotNormal(),
-    "glorot_uniform_initializer": lambda data_format="": _of.GlorotUniform(),
-    "glorot_normal_initializer": lambda data_format="": _of.GlorotNormal(),
+    "xavier_uniform_initializer": lambda data_format="": _scaling(1.0, "fan_avg", "random_uniform", data_format),
+    "xavier_normal_initializer": lambda data_format="": _scaling(1.0, "fan_avg", "random_normal", data_format),
+    "glorot_uniform_initializer": lambda data_format="": _scaling(1.0, "fan_avg", "random_uniform", data_format),
+    "glorot_normal_initializer": lambda data_format="": _scaling(1.0, "fan_avg", "random_normal", data_format),
     "variance_scaling_initializer": _scaling,
     "kaiming_initializer": _kaiming,
 }

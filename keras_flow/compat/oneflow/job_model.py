@@ -76,7 +76,8 @@ class JobModel:
         optimizer: keras.Optimizer | None,
     ) -> None:
         self._rows, self._distribution, self._is_training = rows, distribution, trace.minimized is not None
-        self._inputs = inputs
+        self._inputs, self._take_modes = inputs, trace.take_modes
+        self._take_modes()
         #: name of an output -> its tensor; and of what value of the job it is
         self._tensors: dict[str, Any] = {}
         self._values: dict[str, Any] = {}
@@ -119,15 +120,14 @@ class JobModel:
         if isinstance(loss, Reduced) and loss.name == "mean":
             loss = loss.of_rows
         elif isinstance(loss, Reduced) and loss.name == "sum" and loss.of_rows.rows is not None:
-            of_rows = loss.of_rows
-            count = of_rows.rows or 1
-            loss = Blob(of_rows.tensor * float(count), count)
+            loss = Blob(loss.of_rows.tensor * float(self._rows), self._rows)
         return self._named(loss)
 
     def __call__(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The values of the outputs, of all rows."""
         if self._tensors:
             given = [arrays[name] for name in self._inputs]
+            self._take_modes()
             with self._distribution.scope():
                 found = self._trained(given) if self._is_training else self._predicted(given)
         else:

@@ -24,6 +24,8 @@ from keras_flow.compat.oneflow.scope import PlacementScope
 from keras_flow.compat.oneflow.tracing import Need, TraceAgain, TracedJob
 from keras_flow.errors import FlowError
 
+#: the argument of a job without arguments
+_ROW = "hidden_row"
 #: distributions that a job may ask for, one after the other
 _MOST_TRACES = 4
 
@@ -105,7 +107,9 @@ class GlobalFunction:
             raise FlowError(
                 f"job {self.name!r}: its annotations cannot be read ({error}); write them as values"
             ) from error
-        self.placeholders = {name: self._placeholder(name) for name in self._signature.parameters}
+        # a job without arguments has one row on each device of the mirrored view, or one, of which nothing is computed
+        hidden = tp.Placeholder((1, 1), "float32", config.view == "mirrored")
+        self.placeholders = {name: self._placeholder(name) for name in self._signature.parameters} or {_ROW: hidden}
         self._returns = self._return_annotation()
         #: rows of a batch -> the model, its results' structure, and what is called with which values
         self._models: dict[int, tuple[JobModel, list[Blob], Any, list[Callable[[Any], object]]]] = {}
@@ -147,7 +151,9 @@ class GlobalFunction:
             FlowError: an array does not fit its placeholder.
         """
         devices = session.start().size
-        given = self._signature.bind(*args, **kwargs).arguments
+        given = self._signature.bind(*args, **kwargs).arguments or {_ROW: np.zeros((1, 1))}
+        if _ROW in given and self._config.view == "mirrored":
+            given = {_ROW: [given[_ROW]] * devices}
         lists = {name: each.arrays(name, given[name], devices) for name, each in self.placeholders.items()}
         counts = {name: [len(part) for part in parts] for name, parts in lists.items()}
         first, rows = next(iter(counts.items()))
@@ -213,7 +219,7 @@ class GlobalFunction:
                 for name, each in self.placeholders.items()
             }
             trace.input = next(iter(inputs.values()))
-            given = {name: Blob(tensor, rows) for name, tensor in inputs.items()}
+            given = {name: Blob(inputs[name], self.placeholders[name].shape[0]) for name in self._signature.parameters}
             with config.placement or contextlib.nullcontext():
                 result = self._function(**given)
             if need.kind == "stages" and len(set(trace.placed)) == 1:

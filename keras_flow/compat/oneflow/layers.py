@@ -10,12 +10,15 @@ import keras
 from keras_flow import sbp
 from keras_flow.compat.oneflow import variables
 from keras_flow.compat.oneflow.blobs import Blob, apply, value_of
-from keras_flow.compat.oneflow.missing import Names
+from keras_flow.compat.oneflow.initializers import own_draws
+from keras_flow.compat.oneflow.missing import Names, listed
 from keras_flow.compat.oneflow.operations import images, padding_of
 from keras_flow.compat.oneflow.variables import Distribute
 from keras_flow.errors import FlowError
 
 Activation = Callable[[Blob], Blob]
+_OF_JOB = "_regularizer"
+_TRAINED = "use_bias kernel_initializer bias_initializer kernel_regularizer bias_regularizer trainable name "
 
 
 def _by_name(
@@ -26,16 +29,19 @@ def _by_name(
     **call: Any,
 ) -> Callable[[Any], Any]:
     """A function of a tensor that calls the layer of a name, which the first call of the session makes."""
-    given = {key: value for key, value in options.items() if value is not None}
-    # initial values, regularizers and whether it trains may differ between jobs
-    asked = {
-        key: value for key, value in given.items() if not key.endswith(("initializer", "regularizer", "trainable"))
+    given = {key: own_draws(value) for key, value in options.items() if value is not None}
+    trainable = given.pop("trainable", True)
+    regularizers = {
+        key.removesuffix(_OF_JOB): keras.regularizers.get(each) for key, each in given.items() if key.endswith(_OF_JOB)
     }
+    # initial values are those of the first job
+    asked = {key: value for key, value in given.items() if not key.endswith(("initializer", _OF_JOB))}
 
     def called(tensor: Any) -> Any:
         dtype, shape = keras.backend.standardize_dtype(tensor.dtype), tuple(tensor.shape)
         layer = variables.layer_named(
-            name, lambda name: kind(name=name, dtype=dtype, **given), (kind.__name__, asked, shape), shape, layouts
+            *(name, lambda name: kind(name=name, dtype=dtype, **given), (kind.__name__, asked, shape)),
+            *(shape, layouts, regularizers, trainable),
         )
         return layer(tensor, **call)
 
@@ -46,6 +52,7 @@ def _activated(result: Blob, activation: Activation | None) -> Blob:
     return result if activation is None else activation(result)
 
 
+@listed("layers.dense", f"inputs units activation {_TRAINED} model_distribute")
 def dense(
     inputs: Blob,
     units: int,
@@ -78,10 +85,15 @@ def dense(
     layouts: dict[str, sbp.SbpSpec] = {"kernel": sbp.split(1), "bias": sbp.split(0)} if axis == 0 else {}
     if not options.get("use_bias", True):
         layouts.pop("bias", None)
-    given = {"units": units, "kernel_initializer": "zeros", **options}
+    given = {"units": units, **options, "kernel_initializer": options.get("kernel_initializer") or "zeros"}
     return _activated(apply(_by_name(keras.layers.Dense, name, given, layouts), inputs), activation)
 
 
+@listed(
+    "layers.conv2d",
+    "inputs filters kernel_size strides padding data_format dilation_rate groups activation "
+    f"{_TRAINED} !weight_name !bias_name",
+)
 def conv2d(
     inputs: Blob,
     filters: int,
@@ -102,6 +114,12 @@ def conv2d(
     return _activated(images(_by_name(keras.layers.Conv2D, name, given), inputs, data_format), activation)
 
 
+@listed(
+    "layers.batch_normalization",
+    "inputs axis momentum epsilon center scale beta_initializer gamma_initializer beta_regularizer gamma_regularizer "
+    "moving_mean_initializer moving_variance_initializer trainable training name "
+    "!gamma_name !beta_name !moving_mean_name !moving_variance_name",
+)
 def batch_normalization(
     inputs: Blob, axis: int = -1, *, training: bool = True, name: str = "BatchNorm", **options: Any
 ) -> Blob:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from keras_flow.errors import FlowError
 
@@ -52,6 +54,47 @@ def refuse(module: str, name: str) -> NoReturn:
     keys = [key for key in (full, f"{full}.", f"{module}.") if key in _INSTEAD]
     instead = _INSTEAD[keys[0]] if keys else "use keras.ops, in a program of Keras"
     raise MissingName(f"flow.{full} of OneFlow 0.x is not in keras_flow.compat.oneflow. Instead: {instead}")
+
+
+R = TypeVar("R")
+
+
+def listed(who: str, names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Make a function of keywords one that is called with the arguments of OneFlow's, in OneFlow's order.
+
+    Args:
+        who: its name.
+        names: the arguments; those after `!` change the results in OneFlow and are not there: legal is None or False.
+
+    Example:
+        >>> half = listed("nn.half", "x !seed")(lambda x: x / 2)
+        >>> half(3.0, None, name="of_an_operation")
+        1.5
+        >>> half(3.0, 5)
+        Traceback (most recent call last):
+        ...
+        keras_flow.errors.FlowError: flow.nn.half: seed=5 is not in keras_flow.compat.oneflow; leave it out
+    """
+    known = names.replace("!", "").split()
+    refused = [each[1:] for each in names.split() if each.startswith("!")]
+
+    def of(function: Callable[..., R]) -> Callable[..., R]:
+        @functools.wraps(function)
+        def called(*args: Any, **options: Any) -> R:
+            if len(args) > len(known) or set(known[: len(args)]) & set(options):
+                raise FlowError(f"flow.{who} takes each once, in this order: {', '.join(known)}")
+            given = {**dict(zip(known, args, strict=False)), **options}
+            if "name" not in known:
+                given.pop("name", None)
+            for each in refused:
+                value = given.pop(each, None)
+                if value is not None and value is not False:
+                    raise FlowError(f"flow.{who}: {each}={value!r} is not in keras_flow.compat.oneflow; leave it out")
+            return function(**given)
+
+        return called
+
+    return of
 
 
 class Names:

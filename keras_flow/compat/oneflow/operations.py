@@ -11,7 +11,7 @@ import keras
 
 from keras_flow.compat.oneflow import tracing
 from keras_flow.compat.oneflow.blobs import Blob, Reduced, apply, operation, value_of
-from keras_flow.compat.oneflow.missing import Names
+from keras_flow.compat.oneflow.missing import Names, listed
 from keras_flow.errors import FlowError
 
 ops: Any = keras.ops  # of which Keras's annotations say that results may be None
@@ -31,6 +31,10 @@ def reshape(x: Blob, shape: Sequence[int], name: str | None = None) -> Blob:
         raise FlowError(f"flow.reshape: {x.shape} does not fit the shape {tuple(shape)}")
     if x.rows is not None and shape and shape[0] == x.shape[0]:
         return apply(keras.layers.Reshape(shape[1:]), x)
+    if x.rows is not None and tracing.current("flow.reshape").is_mirrored:
+        raise FlowError(
+            f"flow.reshape: in the mirrored view the rows stay first: {(x.shape[0], -1)}, not {tuple(shape)}"
+        )
     return apply(lambda tensor: ops.reshape(tensor, shape), x, rows=None)
 
 
@@ -52,12 +56,15 @@ def matmul(a: Blob, b: Blob, transpose_a: bool = False, transpose_b: bool = Fals
     )
 
 
-def transpose(a: Blob, perm: Sequence[int], name: str | None = None) -> Blob:
+@listed("transpose", "a perm !conjugate !batch_axis_non_change")
+def transpose(a: Blob, perm: Sequence[int] | None = None) -> Blob:
     """The dims in another order."""
+    perm = range(len(a.shape))[::-1] if perm is None else perm
     return apply(lambda x: ops.transpose(x, tuple(perm)), a, rows=a.rows if perm[0] == 0 else None)
 
 
-def concat(inputs: Sequence[Blob], axis: int = 0, name: str | None = None) -> Blob:
+@listed("concat", "inputs axis !max_dim_size")
+def concat(inputs: Sequence[Blob], axis: int = 0) -> Blob:
     """Values joined along a dim, which is not that of the rows."""
     if axis % len(inputs[0].shape) == 0 and inputs[0].rows is not None:
         raise FlowError("flow.concat joins along a dim that is not that of the rows; join arrays before the job")
@@ -114,17 +121,32 @@ def _clipped(values: Any, min_value: float | None = None, max_value: float | Non
     return ops.clip(values, low, high)
 
 
-_SAME = """add subtract multiply divide floor_divide mod maximum minimum exp log log1p expm1 sqrt rsqrt square negative
-sign floor ceil round sin cos tan sinh cosh tanh erf sigmoid softplus relu gelu equal not_equal greater greater_equal
-less less_equal logical_and logical_not reciprocal"""
+def _unary(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    return operation(lambda x: function(x))
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return operation(lambda x, y: function(x, y))
+
+
+def _top_k(input: Any, axis: int = -1, k: int = 1, sorted: bool = True) -> Any:
+    return ops.moveaxis(ops.top_k(ops.moveaxis(input, axis, -1), k, sorted)[1], -1, axis)
+
+
+_UNARY = """exp log log1p expm1 sqrt rsqrt square negative sign floor ceil round sin cos tan sinh cosh tanh erf sigmoid
+softplus relu logical_not reciprocal"""
+_BINARY = """add subtract multiply divide floor_divide mod maximum minimum equal not_equal greater greater_equal less
+less_equal logical_and"""
 math = Names(
     "math",
-    **{name: operation(getattr(ops, name)) for name in _SAME.split()},
+    **{name: _unary(getattr(ops, name)) for name in _UNARY.split()},
+    **{name: _binary(getattr(ops, name)) for name in _BINARY.split()},
     **{f"reduce_{kind}": _reduction(kind) for kind in ("mean", "sum", "max", "min")},
-    abs=operation(ops.absolute),
-    pow=operation(ops.power),
+    abs=_unary(ops.absolute),
+    pow=_binary(ops.power),
+    gelu=_unary(lambda x: ops.gelu(x, approximate=False)),
     argmax=operation(lambda input, axis=-1: ops.argmax(input, axis)),
-    top_k=operation(lambda input, k=1, sorted=True: ops.top_k(input, k, sorted)[1]),
+    top_k=operation(_top_k),
     clip_by_value=operation(_clipped),
     squared_difference=operation(lambda x, y: ops.square(x - y)),
 )
@@ -164,7 +186,8 @@ def padding_of(padding: object) -> str:
     return padding.lower()
 
 
-def _dropout(x: Blob, rate: float, seed: int | None = None, name: str | None = None) -> Blob:
+@listed("nn.dropout", "x rate !noise_shape seed")
+def _dropout(x: Blob, rate: float, seed: int | None = None) -> Blob:
     is_training = tracing.current("flow.nn.dropout").is_training
     return apply(keras.layers.Dropout(rate, seed=seed), x) if is_training and rate else x
 
@@ -175,6 +198,7 @@ def _bias_add(value: Blob, bias: Blob, data_format: str | None = None, name: str
     return apply(lambda x, b: x + ops.reshape(b, (-1, *trailing)), value, bias)
 
 
+@listed("nn.conv2d", "input filters strides padding data_format dilations groups")
 def _conv2d(
     input: Blob,
     filters: Blob,
@@ -182,7 +206,7 @@ def _conv2d(
     padding: str = "VALID",
     data_format: str = "NCHW",
     dilations: Any = 1,
-    name: str | None = None,
+    groups: int = 1,  # the channels of the filters say it
 ) -> Blob:
     # OneFlow's kernels are [filters, channels, height, width], or with the channels last
     order = (2, 3, 1, 0) if data_format.upper() == "NCHW" else (1, 2, 3, 0)
@@ -195,27 +219,20 @@ def _conv2d(
 
 
 def _pooling(kind: Callable[..., keras.Layer]) -> Callable[..., Blob]:
-    def pooled(
-        input: Blob,
-        ksize: Any,
-        strides: Any,
-        padding: str = "VALID",
-        data_format: str = "NCHW",
-        name: str | None = None,
-    ) -> Blob:
+    def pooled(input: Blob, ksize: Any, strides: Any, padding: str = "VALID", data_format: str = "NCHW") -> Blob:
         return images(kind(ksize, strides, padding_of(padding), "channels_last"), input, data_format)
 
-    return pooled
+    return listed("nn pooling", "input ksize strides padding data_format !ceil_mode")(pooled)
 
 
-def _loss(function: Callable[[Any, Any], Any]) -> Callable[..., Blob]:
-    def loss(input: Blob, target: Blob, reduction: str = "mean", name: str | None = None) -> Blob:
+def _loss(function: Callable[[Any, Any], Any], names: str = "input target reduction") -> Callable[..., Blob]:
+    def loss(input: Blob, target: Blob, reduction: str = "mean") -> Blob:
         if reduction not in ("none", "mean", "sum"):
             raise FlowError(f'reduction is "none", "mean" or "sum", got {reduction!r}')
         values = apply(function, input, target)
         return values if reduction == "none" else _reduction(reduction)(values)
 
-    return loss
+    return listed("nn loss", names)(loss)
 
 
 def _sigmoid_cross_entropy(labels: Any, logits: Any) -> Any:
@@ -224,11 +241,11 @@ def _sigmoid_cross_entropy(labels: Any, logits: Any) -> Any:
 
 nn = Names(
     "nn",
-    relu=operation(lambda x: ops.relu(x)),
+    relu=_unary(ops.relu),
     leaky_relu=operation(lambda x, alpha=0.2: ops.leaky_relu(x, alpha)),
     elu=operation(lambda x, alpha=1.0: ops.elu(x, alpha)),
-    softmax=operation(lambda logits, axis=-1: ops.softmax(logits, axis)),
-    logsoftmax=operation(lambda logits, axis=-1: ops.log_softmax(logits, axis)),
+    softmax=operation(lambda logits, axis=None: ops.softmax(logits, -1 if axis is None else axis)),
+    logsoftmax=operation(lambda logits, axis=None: ops.log_softmax(logits, -1 if axis is None else axis)),
     dropout=_dropout,
     bias_add=_bias_add,
     conv2d=_conv2d,
@@ -243,5 +260,5 @@ nn = Names(
     sigmoid_cross_entropy_with_logits=operation(_sigmoid_cross_entropy),
     MSELoss=_loss(lambda x, y: ops.square(y - x)),
     L1Loss=_loss(lambda x, y: ops.absolute(x - y)),
-    BCEWithLogitsLoss=_loss(lambda x, y: _sigmoid_cross_entropy(y, x)),
+    BCEWithLogitsLoss=_loss(lambda x, y: _sigmoid_cross_entropy(y, x), "input target !weight !pos_weight reduction"),
 )

@@ -10,7 +10,7 @@ import keras
 
 from keras_flow.compat.oneflow import tracing
 from keras_flow.compat.oneflow.blobs import Blob, value_of
-from keras_flow.compat.oneflow.missing import Names
+from keras_flow.compat.oneflow.missing import Names, listed
 from keras_flow.errors import FlowError
 
 ops: Any = keras.ops  # of which Keras's annotations say that results may be None
@@ -62,19 +62,22 @@ def _piecewise(boundaries: Sequence[int], values: Sequence[float], warmup: Any =
 
 
 def _scaled(base_lr: float, boundaries: Sequence[int], scale: Any, warmup: Any = None) -> RateOfStep:
-    values = [base_lr]
-    for each in [scale] * len(boundaries) if isinstance(scale, int | float) else scale:
-        values.append(values[-1] * each)
-    return _piecewise(boundaries, values, warmup)
+    scales = [scale] * len(boundaries) if isinstance(scale, int | float) else scale
+    return _piecewise(boundaries, [base_lr, *(base_lr * each for each in scales)], warmup)
 
 
-def _decay(kind: Callable[..., Factor]) -> Callable[..., RateOfStep]:
+def _decay(name: str, options: str, kind: Callable[..., Factor]) -> Callable[..., RateOfStep]:
     """OneFlow's scheduler of a schedule of Keras with the same arguments."""
 
-    def scheduler(base_lr: float, steps: int, *args: Any, warmup: Any = None, **options: Any) -> RateOfStep:
-        return RateOfStep(kind(base_lr, steps, *args, **options), base_lr, warmup)
+    def scheduler(base_lr: float, steps: int, warmup: Any = None, **options: Any) -> RateOfStep:
+        return RateOfStep(kind(base_lr, steps, **options), base_lr, warmup)
 
-    return scheduler
+    return listed(f"optimizer.{name}", f"base_lr steps {options} warmup")(scheduler)
+
+
+def _polynomial(base_lr: float, steps: int, cycle: bool = False, **options: Any) -> Factor:
+    decay = _decays.PolynomialDecay(base_lr, steps, cycle=cycle, **options)
+    return lambda step: decay(ops.maximum(step, 1.0) if cycle else step)  # OneFlow's first cycle begins so
 
 
 def _natural(base_lr: float, steps: int, decay_rate: float, staircase: bool = False) -> Factor:
@@ -126,8 +129,8 @@ class Minimizer:
         trace.minimized = (blob, self._make)
 
 
-def _minimizer(make: Callable[..., keras.Optimizer]) -> Callable[..., Minimizer]:
-    def optimizer(lr_scheduler: Factor, *args: Any, grad_clipping: float | None = None, **options: Any) -> Minimizer:
+def _minimizer(name: str, options: str, make: Callable[..., keras.Optimizer]) -> Callable[..., Minimizer]:
+    def optimizer(lr_scheduler: Factor, grad_clipping: float | None = None, **options: Any) -> Minimizer:
         if not isinstance(lr_scheduler, _decays.LearningRateSchedule):
             raise FlowError(
                 f"an optimizer takes a schedule, got {lr_scheduler!r}; for example "
@@ -135,20 +138,22 @@ def _minimizer(make: Callable[..., keras.Optimizer]) -> Callable[..., Minimizer]
             )
         if options.pop("loss_scale_factor", None) not in (None, 1):
             raise FlowError("loss_scale_factor: use keras.optimizers.LossScaleOptimizer, in a program of Keras")
-        return Minimizer(lambda: make(lr_scheduler, *args, global_clipnorm=grad_clipping, **options))
+        return Minimizer(lambda: make(lr_scheduler, global_clipnorm=grad_clipping, **options))
 
-    return optimizer
+    others = "grad_clipping !train_step_lbn !loss_scale_policy !variables"
+    return listed(f"optimizer.{name}", f"lr_scheduler {options} {others}")(optimizer)
 
 
+_BY_RATE = "decay_rate staircase"
 optimizer = Names(
     "optimizer",
     PiecewiseConstantScheduler=_piecewise,
     PiecewiseScalingScheduler=_scaled,
-    CosineScheduler=_decay(_decays.CosineDecay),
-    PolynomialScheduler=_decay(_decays.PolynomialDecay),
-    ExponentialScheduler=_decay(_decays.ExponentialDecay),
-    InverseTimeScheduler=_decay(_decays.InverseTimeDecay),
-    NaturalExpScheduler=_decay(_natural),
+    CosineScheduler=_decay("CosineScheduler", "alpha", _decays.CosineDecay),
+    PolynomialScheduler=_decay("PolynomialScheduler", "end_learning_rate power cycle", _polynomial),
+    ExponentialScheduler=_decay("ExponentialScheduler", _BY_RATE, _decays.ExponentialDecay),
+    InverseTimeScheduler=_decay("InverseTimeScheduler", _BY_RATE, _decays.InverseTimeDecay),
+    NaturalExpScheduler=_decay("NaturalExpScheduler", _BY_RATE, _natural),
     warmup=Names(
         "optimizer.warmup",
         linear=lambda steps, start_multiplier: (
@@ -157,10 +162,10 @@ optimizer = Names(
         ),
         constant=lambda steps, multiplier: (steps, lambda step: multiplier),
     ),
-    grad_clipping=Names("optimizer.grad_clipping", by_global_norm=float),
-    SGD=_minimizer(_sgd),
-    Adam=_minimizer(_adam),
-    RMSProp=_minimizer(_rmsprop),
+    grad_clipping=Names("optimizer.grad_clipping", by_global_norm=lambda clip_norm: float(clip_norm)),
+    SGD=_minimizer("SGD", "loss_scale_factor momentum", _sgd),
+    Adam=_minimizer("Adam", "beta1 beta2 epsilon do_bias_correction loss_scale_factor", _adam),
+    RMSProp=_minimizer("RMSProp", "decay_rate epsilon centered loss_scale_factor", _rmsprop),
 )
 
 
@@ -193,11 +198,12 @@ class TrainConfig(Names):
         Raises:
             FlowError: there is no rate, or the update is of another kind.
         """
-        (name, options), *_ = self.update.items()
-        if self.rate is None or name not in ("naive_conf", "momentum_conf", "adam_conf"):
+        (name, options), *others = self.update.items()
+        if self.rate is None or others or name not in ("naive_conf", "momentum_conf", "adam_conf"):
             raise FlowError(
-                "flow.losses.add_loss takes config.train.primary_lr(0.1) and model_update_conf of naive_conf, momentum_"
-                f"conf or adam_conf, got {self.rate} and {name!r}; or write flow.optimizer.SGD(...).minimize(loss)"
+                "flow.losses.add_loss takes config.train.primary_lr(0.1) and model_update_conf of one of naive_conf, "
+                f"momentum_conf and adam_conf, got {self.rate} and {list(self.update)}; flow.optimizer has schedules, "
+                "warm-ups and clipping: flow.optimizer.SGD(...).minimize(loss)"
             )
         rate = _piecewise([], [self.rate])
         if name == "adam_conf":

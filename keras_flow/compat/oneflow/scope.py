@@ -73,10 +73,21 @@ class PlacementScope:
         return tuple(found)
 
 
+@contextmanager
+def _namespace(name: str) -> Iterator[None]:
+    """Inside, names of layers and variables begin with this one: `first-dense/kernel`."""
+    trace = tracing.current("flow.scope.namespace")
+    trace.namespaces.append(name)
+    try:
+        yield
+    finally:
+        trace.namespaces.pop()
+
+
 scope = Names(
     "scope",
     placement=PlacementScope,
     consistent_view=lambda: "consistent",
     mirrored_view=lambda: "mirrored",
-    namespace=lambda name: nullcontext(),
+    namespace=_namespace,
 )

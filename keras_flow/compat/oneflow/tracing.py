@@ -6,12 +6,13 @@ again under that distribution.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import keras
 import numpy as np
 
 from keras_flow.compat.oneflow import session
@@ -82,6 +83,8 @@ class TracedJob:
         input: the input of its first placeholder.
         placed: the placements that were opened.
         names: names of the layers that were called.
+        namespaces: those that are open, the outer one first.
+        modes: each layer as this job has it, its variables' regularizers by name and whether it trains.
         watched: values, each with the function that is called with it.
         minimized: the loss, and the function that makes its optimizer.
     """
@@ -95,8 +98,17 @@ class TracedJob:
     input: Any = None
     placed: list[tuple[int, ...]] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    namespaces: list[str] = field(default_factory=list)
+    modes: list[tuple[keras.Layer, Mapping[str, Any], bool]] = field(default_factory=list)
     watched: list[tuple[Any, Callable[[Any], object]]] = field(default_factory=list)
     minimized: tuple[Any, Callable[[], Any]] | None = None
+
+    def take_modes(self) -> None:
+        """Make the layers train, and be regularized, as this job says: others may say otherwise."""
+        for layer, regularizers, trains in self.modes:
+            layer.trainable = trains
+            for variable in layer.variables:
+                variable.regularizer = regularizers.get(variable.name)
 
     def require(self, **changes: Any) -> None:
         """Begin again, unless the job is traced under such a distribution.

@@ -14,6 +14,7 @@ from keras_flow import checkpoint as checkpoints
 from keras_flow import sbp
 from keras_flow.compat.oneflow import session, tracing
 from keras_flow.compat.oneflow.blobs import VariableBlob
+from keras_flow.compat.oneflow.initializers import of_variable
 from keras_flow.compat.oneflow.missing import Names
 from keras_flow.distributions.shard import shard
 from keras_flow.errors import FlowError
@@ -52,23 +53,32 @@ def layer_named(
     asked: tuple[object, ...],
     shape: tuple[int | None, ...] | None = None,
     layouts: Mapping[str, sbp.SbpSpec] | None = None,
+    regularizers: Mapping[str, Any] | None = None,
+    trainable: bool | None = True,
+    again: bool = False,
 ) -> keras.Layer:
     """The session's layer of a name, built; the first job that asks for it makes it.
 
     Args:
-        name: the name of the layer.
+        name: the name of the layer, in the namespaces of the job.
         make: makes it.
         asked: what it is asked to be.
         shape: the shape of its input.
         layouts: the layouts of its variables; none: broadcast.
+        regularizers: name of a variable -> its regularizer in this job.
+        trainable: whether this job trains it; None: it does.
+        again: whether the job may ask for it twice.
 
     Raises:
         FlowError: the job has one of that name, or another job has asked for something else.
     """
-    trace, name = tracing.current("flow.layers"), name.replace("/", "_")
+    trace = tracing.current("flow.layers")
+    name = "-".join([*trace.namespaces, name]).replace("/", "_")
+    asked = (*asked, *sorted((key, str(each)) for key, each in (layouts or {}).items()))
     if layouts:
         trace.require(kind="model")
-    if name in trace.names:
+    is_again = name in trace.names
+    if is_again and not again:
         raise FlowError(f"job {trace.job!r} has two layers named {name!r}; give each a name= of its own")
     trace.names.add(name)
     if name not in _layers:
@@ -81,6 +91,8 @@ def layer_named(
     layer, before = _layers[name]
     if before != asked:
         raise FlowError(f"layer {name!r} is {before} in another job, and {asked} in {trace.job!r}; name it otherwise")
+    if not is_again:
+        trace.modes.append((layer, regularizers or {}, trainable is not False))
     return layer
 
 
@@ -90,9 +102,12 @@ def get_variable(
     dtype: str | None = None,
     initializer: keras.initializers.Initializer | None = None,
     regularizer: keras.regularizers.Regularizer | None = None,
-    trainable: bool = True,
+    trainable: bool | None = None,
+    model_name: str | None = None,
+    random_seed: int | None = None,
+    parallel_distribution: str | Sequence[str] | None = None,
     distribute: Distribute | None = None,
-    parallel_distribution: Sequence[str] = (),
+    reuse: bool = True,
 ) -> VariableBlob:
     """A variable by its name, made by the first job that asks for it.
 
@@ -102,19 +117,26 @@ def get_variable(
         dtype: None: that of `config.default_data_type`.
         initializer: None: zeros.
         regularizer: None: none.
-        trainable: whether train jobs update it.
+        trainable: whether this job updates it; None: it does.
+        model_name: not needed.
+        random_seed: of its initial values.
+        parallel_distribution: its layout on a grid of devices: `["S(0)", "B"]`.
         distribute: its layout over the devices.
-        parallel_distribution: the same on a grid of devices: `["S(0)", "B"]`.
+        reuse: whether the job may ask for it twice.
     """
-    parts = list(sbp.parse(",".join(parallel_distribution))) if parallel_distribution else []
+    grid = [parallel_distribution] if isinstance(parallel_distribution, str) else parallel_distribution
+    parts = list(sbp.parse(",".join(grid))) if grid else []
     if distribute is not None and distribute.axis is not None:
         parts = [sbp.split(distribute.axis)]
-    options = {"shape": tuple(shape), "initializer": initializer or "zeros"}
-    options |= {"regularizer": regularizer, "trainable": trainable}
     kind = dtype or tracing.current("flow.get_variable").dtype
     layouts: dict[str, sbp.SbpSpec] = {"value": parts} if any(part != sbp.broadcast for part in parts) else {}
-    asked = ("variable", tuple(shape), tuple(parts))
-    return VariableBlob(layer_named(name, lambda name: Holder(name, kind, **options), asked, layouts=layouts))
+
+    def make(name: str) -> Holder:
+        return Holder(name, kind, shape=tuple(shape), initializer=of_variable(initializer, shape, random_seed))
+
+    regularizers = {"value": regularizer}
+    asked = ("variable", tuple(shape))
+    return VariableBlob(layer_named(name, make, asked, None, layouts, regularizers, trainable, again=reuse))
 
 
 # ---- values
