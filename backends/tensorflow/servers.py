@@ -9,7 +9,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import keras
@@ -160,6 +160,11 @@ class Coordinator:
             return program.packed(found), int(where.task or 0)
 
         return wait
+
+    def settle(self) -> None:
+        """Forget a failure that a step has raised: TensorFlow's coordinator would raise it in the next one again."""
+        with suppress(Exception):
+            self._coordinator.done()
 
     @staticmethod
     def total(gradients: Sequence[Any]) -> Any:

@@ -255,6 +255,9 @@ class WorkerQueue:
             except BaseException as error:  # the step that waits for it raises it
                 task.end(error)
 
+    def settle(self) -> None:
+        """Nothing is kept of a step that failed."""
+
     @staticmethod
     def total(gradients: Sequence[Any]) -> Any:
         """The sum of gradients of one variable; None where there are none."""
@@ -322,6 +325,13 @@ class _Updates:
         self._numbers = {id(variable): number for number, variable in enumerate(optimizer._trainable_variables)}
         self._decayed: list[int] = []
         self._optimizer = ref(optimizer)
+        self._settings = _settings(optimizer)
+
+    def fits(self, optimizer: Any) -> bool:
+        """Whether the optimizer is still what the servers were sent."""
+        return self.variables == [id(variable) for variable in optimizer.variables] and self._settings == _settings(
+            optimizer
+        )
 
     def decay(self, variables: Sequence[keras.Variable]) -> None:
         """Let the weights of some variables decay with the update that follows."""
@@ -360,6 +370,11 @@ class _Updates:
                     variable.assign(after)
 
 
+def _settings(optimizer: Any) -> dict[str, Any]:
+    """The numbers and texts among an optimizer's attributes, `momentum` and the like."""
+    return {name: value for name, value in vars(optimizer).items() if isinstance(value, bool | int | float | str)}
+
+
 _known: WeakKeyDictionary[Any, _Updates] = WeakKeyDictionary()
 
 
@@ -367,7 +382,7 @@ _known: WeakKeyDictionary[Any, _Updates] = WeakKeyDictionary()
 def _updating(optimizer: Any) -> Iterator[None]:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     updates = _known.get(inner)
-    if updates is None or updates.variables != [id(variable) for variable in inner.variables]:
+    if updates is None or not updates.fits(inner):
         updates = _known[inner] = _Updates(inner)
     on_chief, decay_on_chief = _update_step(inner), inner._apply_weight_decay
 

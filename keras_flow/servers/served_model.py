@@ -61,7 +61,8 @@ class ServedModel(StagedModel):
         super().__init__(*args)
         self._servers, self._ledger, self._timeout = servers, ledger, timeout
         self._results: queue.Queue[Any] = queue.Queue()
-        self._batches: dict[Any, CutBatch] = {}
+        #: key -> a batch that is on its way, and the loss scale with which it was sent
+        self._batches: dict[Any, tuple[CutBatch, float]] = {}
         self._latest: dict[str, Any] | None = None
         self._epoch = self._number = 0
         self._newest = (-1, -1)
@@ -77,14 +78,14 @@ class ServedModel(StagedModel):
         if self._ledger is None:
             results = self._of_parts(batch, training=True, with_loss=True)
             self._keep_state(results)
-            return self._learned(batch, results)
+            return self._learned(batch, results, self._scale())
         while not self._ledger.may_send():
             self._take()
         key = (self._epoch, self._number)
         self._number += 1
         self._ledger.sent(key)
-        self._batches[key] = batch
-        self._send(batch, 0, True, True, key)
+        self._batches[key] = (batch, self._scale())
+        self._send(batch, 0, True, True, key, self._results)
         if self._moves is not None:
             self._move_seeds(self._moves)
         while self._latest is None or self._moves is None or not self._results.empty():
@@ -131,12 +132,19 @@ class ServedModel(StagedModel):
 
     def _of_parts(self, batch: CutBatch, training: bool, with_loss: bool) -> list[Any]:
         """Return what the workers computed of each part of a batch, in the order of its rows."""
+        # its own: what a step that failed has left on its way is of no other
+        results: queue.Queue[Any] = queue.Queue()
         for number in range(len(batch.parts)):
-            self._send(batch, number, training, with_loss, number)
-        found = dict(self._result()[:2] for _ in batch.parts)
+            self._send(batch, number, training, with_loss, number, results)
+        found = dict(self._result(results)[:2] for _ in batch.parts)
         return [found[number] for number in sorted(found)]
 
-    def _send(self, batch: CutBatch, number: int, training: bool, with_loss: bool, key: Any) -> None:
+    def _scale(self) -> float:
+        return loss_scale(self.model.optimizer)  # type: ignore[attr-defined]
+
+    def _send(
+        self, batch: CutBatch, number: int, training: bool, with_loss: bool, key: Any, results: queue.Queue[Any]
+    ) -> None:
         part, stage = batch.microbatch(number, 0), self.stages[0]
         with_loss = with_loss and self.model._compile_loss is not None  # type: ignore[attr-defined]
         others: dict[str, Any] = {
@@ -147,7 +155,7 @@ class ServedModel(StagedModel):
             "state": [np.array(host(backend().read(variable))) for variable in stage.state],
             "start": np.int32(part.start),
             "first": np.float32(number == 0),
-            "scale": np.float32(loss_scale(getattr(self.model, "optimizer", None)) if training else 1.0),
+            "scale": np.float32(self._scale() if training else 1.0),
         }
         if with_loss:
             others["y"], others["weights"] = batch.cut(batch.y, part), batch.cut(batch.weights, part)
@@ -157,16 +165,16 @@ class ServedModel(StagedModel):
             function = functools.partial(self._compute, stage, part.count, part.rows, training, with_loss)
             self._programs[known] = self._servers.program(function, stage, learns=training)
         waits = self._servers.schedule(self._programs[known], others)
-        threading.Thread(target=_wait, args=(waits, key, self._results), daemon=True).start()
+        threading.Thread(target=_wait, args=(waits, key, results), daemon=True).start()
 
-    def _result(self) -> tuple[Any, Any, int]:
+    def _result(self, results: queue.Queue[Any]) -> tuple[Any, Any, int]:
         """The next result of a worker: what it is of, the gradients and the rest, and who computed it.
 
         Raises:
             FlowError: none came within the timeout, or the servers are gone.
         """
         try:
-            key, found, error = self._results.get(timeout=self._timeout)
+            key, found, error = results.get(timeout=self._timeout)
         except queue.Empty:
             raise FlowError(
                 f"no worker has finished a batch for {self._timeout:g} s: they hang, or are all gone"
@@ -174,16 +182,18 @@ class ServedModel(StagedModel):
         if error is not None:
             if self._servers.is_lost(error):
                 raise LostServerError from error
+            self._servers.settle()
             raise error
         return key, found[0], found[1]
 
     def _take(self) -> None:
         """Take one gradient: apply it, unless its batch was applied before."""
         assert self._ledger is not None
-        key, found, worker = self._result()
+        key, found, worker = self._result(self._results)
         if self._ledger.came_back(key, worker):
             self._keep_later_state(key, found[1]["state"])
-            self._latest = self._learned(self._batches.pop(key), [found])
+            batch, scale = self._batches.pop(key)
+            self._latest = self._learned(batch, [found], scale)
 
     def _keep_later_state(self, key: Any, values: Sequence[Any]) -> None:
         """Give variables what a batch left, unless a later batch came before it; seeds move as batches are sent."""
@@ -215,12 +225,12 @@ class ServedModel(StagedModel):
         for variable, value in zip(self.stages[0].state, results[-1][1]["state"], strict=True):
             backend().write(variable, value)
 
-    def _learned(self, batch: CutBatch, results: Sequence[Any]) -> dict[str, Any]:
-        """Update the variables by the gradients of all parts of a batch; the logs."""
+    def _learned(self, batch: CutBatch, results: Sequence[Any], scale: float) -> dict[str, Any]:
+        """Update the variables by the gradients, times a scale, of all parts of a batch; the logs."""
         rows: Any = self._rows(results, True)
         gradients = [self._servers.total(each) for each in zip(*(found for found, _ in results), strict=True)]
         optimizer: Any = self.model.optimizer  # type: ignore[attr-defined]
-        update(self, optimizer, {0: gradients}, loss_scale(optimizer))
+        update(self, optimizer, {0: gradients}, scale)
         return self._logs(batch, [rows])
 
 

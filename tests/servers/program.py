@@ -119,6 +119,76 @@ def _few_rows(distribution: Any) -> list[float]:
     return losses
 
 
+def steps() -> dict[str, Any]:
+    """Steps after a change of the optimizer, after failures, and with a loss scale that moves on meanwhile."""
+    one, sync = kf.DataParallel(kf.Placement([0])), kf.ParameterServer("sync", servers=2)
+    return {
+        "other settings": _apart(*(_with_other_settings(each) for each in (one, sync))),
+        "after failures": _apart(*(_after_failures(each) for each in (one, sync))),
+        "scaled": _apart(*(_scaled(each) for each in (one, kf.ParameterServer("async", staleness=4)))),
+    }
+
+
+def _small(distribution: Any, optimizer: Any, layer: Any, loss: Any = "mse") -> Any:
+    keras.utils.set_random_seed(1)
+    with distribution.scope():
+        model = keras.Sequential([keras.Input((5,)), layer()])
+        model.compile(optimizer, loss)
+    return model
+
+
+def _with_other_settings(distribution: Any) -> Any:
+    """A model whose optimizer has another momentum from its second `fit` on."""
+    model = _small(distribution, keras.optimizers.SGD(0.05, momentum=0.9), lambda: keras.layers.Dense(3))
+    for momentum in (0.9, 0.3):
+        model.optimizer.momentum = momentum
+        model.compile(model.optimizer, "mse")
+        model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    return model
+
+
+class _EvaluatesWhatFails(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        fails(lambda: self.model.evaluate(BAD, BAD, verbose=0))
+
+
+def fails(call: Any) -> None:
+    """Call what fails on every engine."""
+    try:
+        call()
+    except Exception:
+        return
+    raise AssertionError("a number beyond the table was looked up")
+
+
+GOOD, BAD = np.zeros((12, 5), "int32"), np.int32([[0] * 5] * 11 + [[9] * 5])
+
+
+def _after_failures(distribution: Any) -> Any:
+    """A model some of whose steps failed on a worker: nothing of them is in the steps that follow."""
+    model = _small(distribution, keras.optimizers.SGD(0.05), lambda: keras.layers.Embedding(3, 1))
+    callbacks = []
+    if isinstance(distribution, kf.ParameterServer):
+        fails(lambda: model.fit(BAD, BAD, verbose=0))
+        callbacks.append(_EvaluatesWhatFails())
+    model.fit(GOOD, GOOD + 1, batch_size=4, verbose=0, shuffle=False, callbacks=callbacks)
+    return model
+
+
+def _mean(y: Any, outputs: Any) -> Any:
+    return keras.ops.mean(outputs, -1)  # its gradient is that of any weights, late or not
+
+
+def _scaled(distribution: Any) -> Any:
+    """A model whose loss scale is another one for every batch that is on its way."""
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=2.0, dynamic_growth_steps=1
+    )
+    model = _small(distribution, optimizer, lambda: keras.layers.Dense(1), _mean)
+    model.fit(X, Y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
+    return model
+
+
 TOKENS = _random.integers(0, 41, (ROWS, 3))  # rows of the table are used several times in a batch
 
 

@@ -70,6 +70,13 @@ def test_tables(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("engine")
+def test_a_step_has_its_own_results_settings_and_scale(tmp_path: Path) -> None:
+    found = _found(_run("steps", tmp_path))
+    assert max(found.values()) < 1e-5, found
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("engine")
 def test_more_tables(tmp_path: Path) -> None:
     found = _found(_run("more_tables", tmp_path))
     for name in ("sgd", "momentum", "adam", "clipped", "lamb", "adamw"):
