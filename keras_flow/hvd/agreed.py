@@ -1,6 +1,6 @@
 """Agreement of the ranks on their next collective, so that a wrong call is an error, and a rank may be in `join`.
 
-Before each collective all ranks exchange eight numbers each: call, op, dtype, elements and a checksum of the shapes.
+Before each collective all ranks exchange eight numbers each: call, op, dtype, elements and a checksum of the rest.
 Where these differ all ranks raise one error. A rank in `join` says so, and for how many calls of the others it has
 been there, and then adds zeros to what the others reduce.
 Horovod's ranks agree through its background thread in the same way (`Controller::ComputeResponseList`).

@@ -81,16 +81,20 @@ def grouped_allreduce(
         _check_mean(found, each, "allreduce")
     packed = [compression.compress(_scaled(each, prescale_factor)) for each in given]
     results = backend().call_in_step(
-        lambda values: [reduced(each, found, process_set) for each in values], [each for each, _ in packed]
+        lambda values: [reduced(each, found, process_set, (prescale_factor, postscale_factor)) for each in values],
+        [each for each, _ in packed],
     )
     opened = [compression.decompress(each, context) for each, (_, context) in zip(results, packed, strict=True)]
     return [_scaled(each, postscale_factor) for each in opened]
 
 
-def reduced(value: Any, op: str, process_set: ProcessSet) -> Any:
-    """An array that has values, reduced over the ranks; the mean divides as Horovod does, by all."""
+def reduced(value: Any, op: str, process_set: ProcessSet, factors: tuple[float, float] = (1.0, 1.0)) -> Any:
+    """An array that has values, reduced over the ranks; the mean divides as Horovod does, by all.
+
+    The factors, before and after, are the caller's, and are compared.
+    """
     kind = _OPS[op]
-    present = agree("allreduce", process_set, kind, [value])
+    present = agree("allreduce", process_set, kind, [value], _of(op, *factors))
     if process_set.size() == 1:
         return value
     # flat, as the zeros of a rank in `join` are, which is not told the shape
@@ -98,6 +102,11 @@ def reduced(value: Any, op: str, process_set: ProcessSet) -> Any:
     total = engine.reshape(comm.all_reduce(engine.reshape(value, (-1,)), kind, ranks.group_of(process_set)), shape)
     count = {Average: process_set.size(), AverageOfPresent: present}.get(op, 1)
     return total / count if count > 1 else total
+
+
+def _of(op: str, before: float, after: float) -> str:
+    """The op of a call, and its factors where it has any, as ranks tell each other."""
+    return f"of op={op}" + (f" times {before:g} and {after:g}" if (before, after) != (1.0, 1.0) else "")
 
 
 def checked_op(op: str | None, average: bool | None) -> str:
@@ -214,7 +223,7 @@ def reducescatter(
     value, context = compression.compress(_scaled(given, prescale_factor))
     if not shape_of(value):
         raise FlowError("hvd.reducescatter takes tensors of one dim or more")
-    agree("reducescatter", process_set, "sum", [value])
+    agree("reducescatter", process_set, "sum", [value], _of(found, prescale_factor, postscale_factor))
     count, rows = process_set.size(), shape_of(value)[0]
     if count == 1:
         part = value

@@ -47,19 +47,19 @@ class CommittedState:
 
     def commit(self) -> None:
         """Keep the values of now; rank 0 writes them into a file of the job."""
+        text = _text({name: getattr(self, name) for name in self._names})
+        self._keep()
+        path = _file()
+        if path is not None and ranks.rank() == 0:
+            with atomic.beside(path) as new, new.open("wb") as file:
+                npz.write(file, {"values": np.array(text), **self._committed})
+
+    def _keep(self) -> None:
         # copies: the program goes on changing its lists in place
         self._committed_values = copy.deepcopy({name: getattr(self, name) for name in self._names})
         self._committed = {
             str(number): keras.ops.convert_to_numpy(each) for number, each in enumerate(self.variables())
         }
-        path = _file()
-        if path is not None and ranks.rank() == 0:
-            try:
-                text = json.dumps(self._committed_values)
-            except TypeError as error:
-                raise FlowError(f"hvd.elastic: a state keeps numbers, texts and lists of them: {error}") from error
-            with atomic.beside(path) as new, new.open("wb") as file:
-                npz.write(file, {"values": np.array(text), **self._committed})
 
     def restore(self) -> None:
         """Take back the values of the last commit."""
@@ -70,10 +70,11 @@ class CommittedState:
                 variable.assign(self._committed[str(number)])
 
     def sync(self) -> None:
-        """Give all ranks the values of rank 0."""
+        """Give all ranks the values of rank 0, to which `restore` goes back until the next commit."""
         for name, value in broadcast_object({name: getattr(self, name) for name in self._names}, 0).items():
             setattr(self, name, value)
         broadcast_variables(self.variables(), 0)
+        self._keep()
 
     def load(self) -> None:
         """Take what an earlier start of this job has committed, if it has: on rank 0, before `sync`."""
@@ -190,6 +191,33 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Count."""
         self.state.epoch = epoch + 1
+
+
+def _text(values: dict[str, Any]) -> str:
+    """Values as a file has them.
+
+    Raises:
+        FlowError: they would come back as others.
+    """
+
+    def check(value: Any) -> None:
+        for key in value if isinstance(value, dict) else ():
+            if not isinstance(key, str):
+                raise TypeError(f"{key!r} is a key of a dict, and keys are texts")
+        for each in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+            check(each)
+
+    try:
+        check(values)
+        return json.dumps(values, default=_number)
+    except TypeError as error:
+        raise FlowError(f"hvd.elastic: a state keeps numbers, texts, and lists and dicts of them: {error}") from error
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"found {value!r}")
 
 
 def _file() -> Path | None:

@@ -168,7 +168,8 @@ class DistributedMethods:
         return found
 
     def _exchange(self, values: list[Any]) -> list[Any]:
-        return [reduced(each, self._hvd.op, self._hvd.process_set) for each in values]
+        factors = (1.0 / self._hvd.predivide, self._hvd.predivide)
+        return [reduced(each, self._hvd.op, self._hvd.process_set, factors) for each in values]
 
     def _bundles(self, places: list[int], values: list[Any], variables: Sequence[keras.Variable]) -> list[list[int]]:
         """Places of gradients that travel joined: as `groups` says, of one dtype, up to 64 MiB."""
@@ -258,6 +259,13 @@ def DistributedOptimizer(
     else:
         config = dict(optimizer.get_config())
         found = made.from_config({**config, "name": name} if name else config)
+        # what no config has, such as weights that do not decay
+        pairs = [(optimizer, found)]
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            pairs.append((optimizer.inner_optimizer, found.inner_optimizer))
+        for source, target in pairs:
+            for attribute in vars(source).keys() - vars(target).keys():
+                setattr(target, attribute, getattr(source, attribute))
     found._hvd = _Settings(op, compression, passes, average_aggregated_gradients, predivide, groups, process_set)
     return found
 

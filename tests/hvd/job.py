@@ -77,6 +77,15 @@ def collectives() -> None:
     hvd.barrier()
 
 
+def elastic_state() -> None:
+    """What rank 0 gives in `sync` is what every rank goes back to."""
+    state = hvd.elastic.CommittedState(epoch=hvd.rank() + 1)
+    state.sync()
+    state.epoch = 9
+    state.restore()
+    assert state.epoch == 1
+
+
 def join() -> None:
     """Rank r reduces r + 1 times."""
     count = hvd.size()
@@ -106,8 +115,14 @@ def join_refuses() -> None:
 def wrong_calls() -> None:
     here = hvd.rank()
     begun = time.monotonic()
-    with pytest.raises(kf.FlowError, match=r"rank 0 calls allreduce sum float32\[2\]; rank 1 calls .* float32\[3\]"):
+    with pytest.raises(
+        kf.FlowError, match=r"calls allreduce sum float32\[2\] of op=Average; rank 1 calls .* float32\[3\]"
+    ):
         hvd.allreduce(np.ones(2 if here == 0 else 3, "float32"))
+    with pytest.raises(kf.FlowError, match=r"of op=Average; rank 1 calls .* of op=Sum"):
+        hvd.allreduce(np.ones(2, "float32"), op=hvd.Average if here == 0 else hvd.Sum)
+    with pytest.raises(kf.FlowError, match=r"of op=Sum; rank 1 calls .* of op=Sum times 1 and 3"):
+        hvd.allreduce(np.ones(2, "float32"), op=hvd.Sum, postscale_factor=1.0 if here == 0 else 3.0)
     with pytest.raises(kf.FlowError, match=r"rank 0 calls allreduce .*; rank 1 calls barrier"):
         hvd.allreduce(np.ones(2, "float32")) if here == 0 else hvd.barrier()
     assert time.monotonic() - begun < 10.0
@@ -134,7 +149,9 @@ def uneven_steps() -> None:
     """A rank that has ended its epoch while another one goes on is told, and so is the other one."""
     rows = np.ones((4 * (2 + hvd.rank()), FEATURES), "float32")
     model = linear(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE)))
-    with pytest.raises(kf.FlowError, match=r"rank 0 calls allreduce sum float32\[1\]; rank 1 calls .* float32\[4\]"):
+    with pytest.raises(
+        kf.FlowError, match=r"calls allreduce sum float32\[1\] of op=Average; rank 1 calls .* float32\[4\]"
+    ):
         model.fit(rows, rows[:, :1], batch_size=4, verbose=0, callbacks=[hvd.callbacks.MetricAverageCallback()])
 
 
@@ -248,6 +265,17 @@ def without_a_gradient() -> None:
     for gradient in (keras.ops.ones(2), None):
         optimizer.apply([gradient], [weight])
     check(keras.ops.convert_to_numpy(weight), np.array([1.0, 2.0]) - RATE)
+
+
+def weights_that_do_not_decay() -> None:
+    for scaled in (False, True):
+        optimizer: Any = keras.optimizers.AdamW(RATE, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
+        weights = [keras.Variable([1.0, 2.0], name=name) for name in ("kernel", "bias")]
+        hvd.DistributedOptimizer(optimizer).apply([keras.ops.zeros(2)] * 2, weights)
+        for weight, factor in zip(weights, (1 - 0.5 * RATE, 1.0), strict=True):
+            check(keras.ops.convert_to_numpy(weight), factor * np.array([1.0, 2.0]))
 
 
 def partial() -> None:
@@ -410,8 +438,18 @@ def main(folder: Path) -> None:
     with pytest.raises(kf.FlowError, match=r"call hvd.init\(\) first"):
         hvd.rank()
     hvd.init(process_sets="dynamic")
-    cases = [ranks, collectives, join, join_refuses, wrong_calls, uneven_steps, training, without_a_gradient]
-    cases += [partial, partial_with_a_loss_scale, loss_scale]
+    cases = [
+        ranks,
+        collectives,
+        elastic_state,
+        join,
+        join_refuses,
+        wrong_calls,
+        uneven_steps,
+        training,
+        without_a_gradient,
+    ]
+    cases += [weights_that_do_not_decay, partial, partial_with_a_loss_scale, loss_scale]
     for case in cases:
         begun = time.monotonic()
         case()

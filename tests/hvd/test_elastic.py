@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_flow as kf
 from keras_flow.hvd import elastic
 
 
@@ -29,6 +30,20 @@ def test_a_list_that_the_program_goes_on_changing_is_restored() -> None:
         state.losses.append(9.0)
         state.restore()
         assert state.losses == [1.0, 0.5]
+
+
+def test_what_would_come_back_as_something_else_is_refused() -> None:
+    state = elastic.CommittedState(best=np.int64(3), counts={"of": [np.float32(0.5)]})
+    state.commit()
+    other = elastic.CommittedState(best=0, counts={})
+    other.load()
+    assert (other.best, other.counts) == (3, {"of": [0.5]})
+    for values, text in (
+        ({"by": [{3: "three"}]}, "3 is a key of a dict, and keys are texts"),
+        ({"by": {1}}, "found {1}"),
+    ):
+        with pytest.raises(kf.FlowError, match=f"a state keeps numbers, texts, and lists and dicts of them: {text}"):
+            elastic.CommittedState(**values).commit()
 
 
 @pytest.mark.usefixtures("four_ranks")
