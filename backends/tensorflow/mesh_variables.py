@@ -170,6 +170,15 @@ class MeshVariable(ReadByKeras, dtensor.DVariable):
         return False
 
 
+def is_watched(variable: keras.Variable) -> bool:
+    """Whether gradient tapes see a new variable of TensorFlow for a variable of Keras, as they have seen that before.
+
+    It is as Keras made it: a layer that is frozen when it is laid may be trained later, and a tape is told once.
+    """
+    old = getattr(variable, "_value", None)
+    return variable.trainable if old is None else old.trainable
+
+
 def _has_argument(value: object) -> bool:
     """Whether a tensor is computed from an argument of the function that is traced: it is called with plain tensors."""
     if tf.executing_eagerly() or not tf.is_symbolic_tensor(value):

@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.optimizer_slots import slots_of
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices
+from keras_flow.backends.tensorflow.mesh_variables import is_watched
 from keras_flow.current.variable_layout import KerasLayout
 from keras_flow.layout import Layout
 
@@ -94,7 +95,7 @@ def make(variable: keras.Variable, block: Callable[[tuple[slice, ...]], np.ndarr
         value = block(placed.layout.local_slices(rank))
         with tf.init_scope(), tf.device(rank_devices()[rank]):
             name = f"{variable.name}_part_{number}"
-            parts[rank] = tf.Variable(value, dtype=variable._dtype, trainable=variable.trainable, name=name)  # type: ignore[arg-type]
+            parts[rank] = tf.Variable(value, dtype=variable._dtype, trainable=is_watched(variable), name=name)  # type: ignore[arg-type]
     with tf.init_scope():
         variable._value = ServedTable(parts, placed.layout, variable.name, None if old is None else old._unique_id)
     variable._layout = placed

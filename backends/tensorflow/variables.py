@@ -22,7 +22,13 @@ from keras_flow.backends.tensorflow import creation, processes, tables
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
 from keras_flow.backends.tensorflow.layouts import gathered, in_step, layout_on, on_mesh, relayout, view_of
 from keras_flow.backends.tensorflow.mesh_values import from_logical, index_of, is_dtensor, is_known, on_host, pack
-from keras_flow.backends.tensorflow.mesh_variables import AbsentVariable, MeshVariable, StageVariable, updating
+from keras_flow.backends.tensorflow.mesh_variables import (
+    AbsentVariable,
+    MeshVariable,
+    StageVariable,
+    is_watched,
+    updating,
+)
 from keras_flow.backends.tensorflow.mirrored import strategy
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import in_stateless_scope
@@ -119,7 +125,7 @@ def _set_absent(variable: keras.Variable, placed: KerasLayout) -> None:
     old = getattr(variable, "_value", None)
     with tf.init_scope(), tf.device(host_device()):
         absent = AbsentVariable(
-            trainable=variable.trainable, dtype=variable._dtype, shape=tuple(variable._shape), name=variable.name
+            trainable=is_watched(variable), dtype=variable._dtype, shape=tuple(variable._shape), name=variable.name
         )
     if old is not None:  # optimizers find their slots by this id
         absent._unique_id = old._unique_id
@@ -131,7 +137,7 @@ def _set_value(variable: keras.Variable, value: tf.Tensor, placed: KerasLayout) 
     # a new TensorFlow variable for a new layout: DTensor's variables keep theirs for life
     old = getattr(variable, "_value", None)
     with tf.init_scope():
-        variable._value = MeshVariable(value, dtype=variable._dtype, trainable=variable.trainable, name=variable.name)
+        variable._value = MeshVariable(value, dtype=variable._dtype, trainable=is_watched(variable), name=variable.name)
     if old is not None:  # optimizers find their slots by this id
         variable._value._unique_id = old._unique_id
     variable._value.holder = weakref.ref(variable)
@@ -355,10 +361,8 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         tables.make(variable, to_host(variable).__getitem__, layout)
         return
     if layout.distribution.has_one_rank:
-        key = variable._value._unique_id  # optimizers find their slots by it
         with tf.device(rank_devices()[layout.distribution.placement.ranks[0]]):
             strategy.place(variable, to_host(variable), layout)
-        variable._value._unique_id = key
         variable._layout = layout
         _share_reads(variable)
         return

@@ -13,11 +13,12 @@ from tensorflow.experimental import dtensor
 from keras_flow.backends.tensorflow.data import to_tensors
 from keras_flow.backends.tensorflow.devices import rank_devices, world
 from keras_flow.backends.tensorflow.mesh_values import from_logical
+from keras_flow.backends.tensorflow.mesh_variables import is_watched
 from keras_flow.backends.tensorflow.traced_step import compiled
 from keras_flow.backends.tensorflow.variables import to_host
 from keras_flow.current import reachable
 from keras_flow.current.distribution import Distribution, as_under, holding
-from keras_flow.current.models import all_variables, optimizers_of
+from keras_flow.current.models import all_variables, optimizers_of, with_inner
 
 
 class WholeStep:
@@ -86,11 +87,9 @@ class WholeStep:
             yield from (variable for variable, _ in reachable.variables(self.model))
 
     def _optimizers(self) -> Iterator[keras.Optimizer]:
-        """The optimizers whose slots the step may make: one with a loss scale has another one inside."""
+        """The optimizers whose slots the step may make."""
         for optimizer in optimizers_of(self.model) if self.with_optimizer else ():
-            yield optimizer
-            if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
-                yield inner
+            yield from with_inner(optimizer)
 
     def _lay_slots(self, optimizer: keras.Optimizer) -> None:
         """Lay the slots that the step has made: what they were, which the compiled step knows, is their copy now."""
@@ -103,7 +102,7 @@ class WholeStep:
         if id(variable) not in self._copies:
             with tf.init_scope(), tf.device(self.device):
                 copy = tf.Variable(
-                    tf.constant(value), dtype=variable._dtype, trainable=variable.trainable, name=variable.name
+                    tf.constant(value), dtype=variable._dtype, trainable=is_watched(variable), name=variable.name
                 )
             # optimizers find their slots by it; private, TensorFlow 2.21 and Keras 3.15
             copy._unique_id = variable._value._unique_id  # type: ignore[attr-defined]

@@ -142,6 +142,13 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     return list(optimizers.values())
 
 
+def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """An optimizer and those inside it: of a loss scale, or of `MultiOptimizer`."""
+    scaled = getattr(optimizer, "inner_optimizer", None)
+    inside = getattr(optimizer, "optimizers", ()) if scaled is None else (scaled,)
+    return [optimizer, *(each for inner in inside for each in with_inner(inner))]
+
+
 def graph_of(model: keras.Layer) -> Any:
     """The functional model whose graph a model is: itself, or the one inside a Sequential; None for other layers."""
     graph = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model

@@ -1,4 +1,4 @@
-"""Programs that quantize a trained model, add adapters to it and train these, against one device."""
+"""Programs that quantize, freeze or extend a trained model and train it on, against one device."""
 
 from __future__ import annotations
 
@@ -124,3 +124,39 @@ def deviations(cases: Sequence[Case]) -> dict[str, str]:
                 break
     keras.utils.clear_session()
     return bad
+
+
+def _thawed(scope: AbstractContextManager[Any]) -> list[np.ndarray]:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(7)
+    base = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh")])
+    base.trainable = False
+    model = keras.Sequential([keras.Input((6,)), base, keras.layers.Dense(4)])
+    optimizer = keras.optimizers.SGD(0.1, weight_decay=0.3)
+    optimizer.exclude_from_weight_decay(var_list=[model.layers[-1].kernel])
+    with scope:
+        model.compile(optimizer, "mse")
+        _fit(model)
+        base.trainable = True
+        _compile(model)
+        _fit(model)
+    return model.get_weights()
+
+
+def thawed() -> dict[str, float]:
+    """Layout -> how far weights are off. Some are frozen while they are laid, and trained then.
+
+    One is excluded from weight decay before it is laid.
+    """
+    pipe = kf.Placement(range(2), axis_names=("pipe",))
+    ways: dict[str, Any] = {
+        "data": kf.DataParallel(),
+        "mirrored": kf.DataParallel(strategy="mirrored" if keras.backend.backend() == "tensorflow" else None),
+        "one rank": kf.DataParallel(kf.Placement([0])),
+        "pipeline": kf.PipelineParallel(pipe, microbatches=2),
+    }
+    expected = _thawed(contextlib.nullcontext())
+    found = {name: _thawed(way.scope()) for name, way in ways.items()}
+    keras.utils.clear_session()
+    pairs = {name: zip(weights, expected, strict=True) for name, weights in found.items()}
+    return {name: max(float(np.abs(one - other).max()) for one, other in each) for name, each in pairs.items()}

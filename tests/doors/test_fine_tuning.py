@@ -1,4 +1,4 @@
-"""Quantized models and adapters have one device's numbers under every layout, on every engine."""
+"""Quantized models, adapters and thawed layers have one device's numbers under every layout, on every engine."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def test_a_fixed_part(engine: str, on_ranks: Callable[..., Pool]) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_combination(engine: str, on_ranks: Callable[..., Pool]) -> None:
     assert on_ranks(engine)(fine_tuning.deviations, fine_tuning.cases(), timeout=1800.0) == {}
+
+
+@pytest.mark.parametrize(
+    "engine", ["tensorflow", *(pytest.param(each, marks=pytest.mark.full) for each in ("jax", "torch"))]
+)
+def test_layers_that_were_frozen_when_they_were_laid(engine: str, on_ranks: Callable[..., Pool]) -> None:
+    """A variable of TensorFlow has for life what gradient tapes see of it: Keras freezes by its own."""
+    found = on_ranks(engine)(fine_tuning.thawed)
+    assert max(found.values()) < 1e-5, found

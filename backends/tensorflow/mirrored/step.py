@@ -28,7 +28,7 @@ from keras_flow.backends.tensorflow.trainer import (
     predicted,
 )
 from keras_flow.current.distribution import Distribution, as_under
-from keras_flow.current.models import distribution_of_functions
+from keras_flow.current.models import distribution_of_functions, with_inner
 from keras_flow.errors import FlowError
 from keras_flow.layout import balanced
 
@@ -126,19 +126,14 @@ class MirroredSteps:
 
     def _tell_optimizer(self) -> None:
         # Keras's optimizer looks for a strategy when it is made, which was outside of this one
-        optimizer = getattr(self.model, "optimizer", None)
-        while optimizer is not None:
+        given = getattr(self.model, "optimizer", None)
+        for optimizer in () if given is None else with_inner(given):
             optimizer._distribution_strategy = self.strategy
             counter = getattr(optimizer, "_iterations", None)
             if counter is not None:
                 # Every replica counts alike. Keras lets the first one count for all, by a merge call, which cannot
                 # stand inside the `tf.cond` of a loss scale. Private; checked with TensorFlow 2.21.
                 counter._value._aggregation = tf.VariableAggregation.NONE
-            if optimizer.built:  # variables that were placed anew have new keys
-                optimizer._trainable_variables_indices = {
-                    optimizer._var_key(variable): index for index, variable in enumerate(optimizer._trainable_variables)
-                }
-            optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
 _INSTEAD = "use the default strategy (kf.DataParallel() without strategy), which computes the logical batch as one"

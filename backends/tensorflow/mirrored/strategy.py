@@ -22,6 +22,7 @@ from tensorflow.python.distribute import (  # pyright: ignore[reportMissingImpor
 from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow.devices import host_device, rank_devices, world
+from keras_flow.backends.tensorflow.mesh_variables import is_watched
 from keras_flow.backends.tensorflow.processes import JOB, addresses, joined
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import KerasLayout, keras_layout
@@ -174,23 +175,27 @@ def _made_on(distribution: Distribution) -> AbstractContextManager[object]:
 def place(variable: keras.Variable, value: np.ndarray, layout: KerasLayout) -> None:
     """Make an existing variable of its value anew: a copy on each replica, or one plain variable for DTensor."""
 
-    def make() -> tf.Variable:
-        return tf.Variable(
+    def make() -> None:
+        made = tf.Variable(
             value,  # type: ignore[arg-type]  # TensorFlow's stub leaves out arrays
             dtype=variable._dtype,
-            trainable=variable.trainable,
+            trainable=is_watched(variable),
             name=variable.name,
             aggregation=variable._map_aggregation(variable.aggregation),
             synchronization=variable._map_synchronization(variable.synchronization),
         )
+        for copy in made.values if is_mirrored_variable(made) else (made,):
+            # optimizers find their slots by it
+            copy._unique_id = variable._value._unique_id  # type: ignore[attr-defined]
+        variable._value = made
 
     if is_mirrored(layout.distribution):
         with tf.init_scope(), strategy_of(layout.distribution).scope():
-            variable._value = make()
+            make()
         variable._layout = layout
     else:
         with tf.init_scope():
-            variable._value = make()
+            make()
 
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:

@@ -53,6 +53,11 @@ def _optimizer_options(run: Run) -> None:
         "ema": lambda: keras.optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3),
         "accumulation": lambda: keras.optimizers.Adam(1e-2, gradient_accumulation_steps=2),
         "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=256.0),
+        "two optimizers": lambda: keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(
+                keras.optimizers.SGD(0.05, clipnorm=0.1), {".*hidden.*": keras.optimizers.SGD(0.02, momentum=0.9)}
+            )
+        ),
     }
     for name, make in optimizers.items():
         keras.utils.set_random_seed(7)
