@@ -12,6 +12,7 @@ import keras
 
 from keras_flow.backends import hub_models
 from keras_flow.backends.active import backend
+from keras_flow.backends.optimizer_slots import slots_of
 from keras_flow.current import reachable
 from keras_flow.current.creator import creating
 from keras_flow.current.keras_places import get_global_attribute
@@ -144,19 +145,24 @@ def _place(variable: keras.Variable, distribution: Distribution, owner: reachabl
 def lay_optimizer(optimizer: keras.Optimizer, distribution: Distribution) -> bool:
     """Give an optimizer's slots the layouts that go with their variables'; return whether any changed.
 
-    Slots have no reference to their variable, only a name by it: `path_with_underscores + "_" + slot`.
+    Slots have no reference to their variable. Keras has lists of them in the order of the variables. What is in no list
+    has a name by its variable, `path_with_underscores + "_" + slot`, which is one for `a_b/c` and `a/b_c`.
     """
     changed = False
     references = [each for each in optimizer._trainable_variables if isinstance(each, keras.Variable)]
     variables = {variable.path.replace("/", "_"): variable for variable in references}
+    listed = {id(slot): variable for variable in references for slot in slots_of(optimizer, variable)}
     for slot in optimizer._variables:
-        owners = [
-            name
-            for name, variable in variables.items()
-            if slot.name.startswith(name + "_") and tuple(slot.shape) == tuple(variable.shape)
-        ]
-        # of `dense_kernel` and `dense_kernel_1` the longer name is the variable's
-        of_variable = keras_layout(variables[max(owners, key=len)]) if owners else None
+        owner = listed.get(id(slot))
+        if owner is None:
+            owners = [
+                name
+                for name, variable in variables.items()
+                if slot.name.startswith(name + "_") and tuple(slot.shape) == tuple(variable.shape)
+            ]
+            # of `dense_kernel` and `dense_kernel_1` the longer name is the variable's
+            owner = variables[max(owners, key=len)] if owners else None
+        of_variable = None if owner is None else keras_layout(owner)
         wanted = of_variable.distribution.slot_layout(of_variable) if of_variable is not None else None
         found = keras_layout(slot)
         if found is not None and (

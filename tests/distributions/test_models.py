@@ -80,6 +80,23 @@ def test_trained_before_the_scope(single: tuple) -> None:
     check_split(model, distribution)
 
 
+def test_slots_of_weights_whose_names_are_alike() -> None:
+    """A slot's name has underscores for the slashes of its weight's path."""
+
+    def inner(outer: str, name: str) -> keras.Model:
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name=name)], name=outer)
+
+    again()
+    model = keras.Sequential([keras.Input((4,)), inner("a_b", "c"), inner("a", "b_c")])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    model.optimizer.build(model.trainable_variables)
+    placement = kf.Placement(range(4), axis_names=("model",))
+    with kf.ModelParallel(placement, rules={"a_b/c/kernel": {"model": kf.sbp.split(0)}}).scope():
+        model.fit(np.ones((4, 4)), np.ones((4, 4)), verbose=0)
+    for variable, slot in zip(model.trainable_variables, model.optimizer.momentums, strict=True):
+        assert kf.layout_of(slot).layout == kf.layout_of(variable).layout, variable.path
+
+
 def test_moved_to_another_placement(single: tuple) -> None:
     """Four ranks, then two others in another order; two models of two distributions stand side by side."""
     first = programs.tensor_parallel()
