@@ -27,6 +27,7 @@ from keras_flow.backends.torch import layouts, profiling, slot_parts
 from keras_flow.backends.torch.rows import partial_numbers
 from keras_flow.backends.torch.rows.partial_numbers import Addition
 from keras_flow.backends.torch.slot_parts import Scatter, Scatters, SlotPart, buckets, part_of
+from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 
 if TYPE_CHECKING:
@@ -158,6 +159,13 @@ class Reducer:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         part: SlotPart | None = parameter._keras_flow_part  # type: ignore[assignment]
         if part is not None:
+            if isinstance(parameter.grad, DTensor):  # what autograd added up is a part and a whole
+                raise FlowError(
+                    f"backward() was called twice before one optimizer.apply, under zero=: the gradient of "
+                    f"{parameter._keras_flow_path!r} is split over the ranks since the first call. Call "  # type: ignore[attr-defined]
+                    "optimizer.apply after each backward(); to add up several gradients, take "
+                    "gradient_accumulation_steps, or add the losses up and call backward() once"
+                )
             self._split.append(parameter)
             self._split_bytes += parameter.nbytes
             if part.at_once and self._split_bytes >= slot_parts.BUCKET_BYTES:

@@ -116,6 +116,28 @@ def a_step_may_ask_another_model_by_a_step_of_it() -> None:
     updates_are_those_of_one_device(make)
 
 
+@check
+def two_backward_passes_before_an_update_are_refused_where_gradients_are_split() -> None:
+    import keras
+
+    import keras_flow as kf
+
+    class Twice(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            for _ in range(2):
+                self.compute_loss(y=y, y_pred=self(x, training=True)).backward()
+            _apply(self)
+            return {}
+
+    for stage in (1, 2):
+        with kf.DataParallel(zero=stage, zero_min_size=1).scope():
+            inputs = keras.Input((6,))
+            model = Twice(inputs, keras.layers.Dense(3)(keras.layers.Dense(8)(inputs)))
+            model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        assert "backward() was called twice before one optimizer.apply" in error_of(lambda: model.fit(X, Y, verbose=0))  # noqa: B023
+
+
 def _watching(turned: bool) -> Any:
     """A model whose step turns the gradient of the features round, or punishes the gradient of the inputs by row."""
     import keras
