@@ -34,7 +34,7 @@ class _CompiledStage:
             whole = function if split is None else functools.partial(_partitioned, split, compiled, function)
             return jax.jit(whole) if compiled else whole
 
-        self._program = program
+        self._splits, self._program = compiled, program
         self._run = program(function)
         self._forward = program(functools.partial(_with_pullback, function))
         self._backward = program(_pulled_back)
@@ -61,7 +61,13 @@ class _CompiledStage:
         return self._backward(*self._cotangents(held, from_next, scale))
 
     def backward_inputs(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], tuple[Any, list[Any]]]:
-        """Gradients by the tensors that were received, and what `backward_weights` needs."""
+        """Gradients by the tensors that were received, and what `backward_weights` needs.
+
+        An eager pullback is another one for each micro-batch: its parts would be traced each time, so it is run whole.
+        """
+        if not self._splits:
+            by_weights, by_received = self.backward(held, from_next, scale)
+            return by_received, (lambda *known: list(known), by_weights)
         arguments, structure = jax.tree.flatten(self._cotangents(held, from_next, scale))
         key = structure, tuple((leaf.shape, leaf.dtype) for leaf in arguments)
         if key not in self._parts:

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_flow.backends.tensorflow import trainer
+from keras_flow.backends.tensorflow import processes, trainer
 from keras_flow.backends.tensorflow.devices import rank_devices
 from keras_flow.current.distribution import Distribution
 
@@ -58,7 +58,9 @@ class _GraphStage:
             ]
             upstream.append(tf.fill(outputs[-1].shape, tf.cast(scale, outputs[-1].dtype)))
             weights, tensors = tape.gradient(outputs, sources, output_gradients=upstream)
-            return [_dense(each) for each in weights], [_dense(each) for each in tensors]
+            # messages between processes have no slices
+            of_weights = weights if processes.joined().count == 1 else map(_dense, weights)
+            return list(of_weights), [_dense(each) for each in tensors]
 
     def backward_inputs(self, held: Any, from_next: Any, scale: float) -> tuple[list[Any], list[Any]]:
         """Gradients by the tensors that were received, and those by the weights.
@@ -100,18 +102,28 @@ def on(rank: int, structure: Any, split: Distribution | None = None) -> Any:
 def _here(leaf: Any) -> Any:
     if leaf is None or isinstance(leaf, str):
         return leaf
-    if isinstance(leaf, tf.Tensor):
+    if isinstance(leaf, tf.Tensor | tf.IndexedSlices):
         return tf.identity(leaf)
     return tf.constant(leaf, tf.float32 if isinstance(leaf, float) else None)
 
 
 def add(total: Sequence[Any], more: Sequence[Any]) -> list[Any]:
-    """Add gradients one by one; None where there is neither summand."""
+    """Add gradients one by one; None where there is neither summand.
+
+    Slices of an embedding's rows stay slices, of which one row may have several: optimizers square them one by one.
+    """
     sums = []
     for one, other in zip(total, more, strict=True):
         with tf.device(None if one is None else one.device):
-            sums.append(other if one is None else one if other is None else one + other)
+            sums.append(other if one is None else one if other is None else _added(one, other))
     return sums
+
+
+def _added(one: Any, other: Any) -> Any:
+    if not isinstance(one, tf.IndexedSlices) or not isinstance(other, tf.IndexedSlices):
+        return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+    indices = tf.concat([one.indices, tf.cast(other.indices, one.indices.dtype)], 0)
+    return tf.IndexedSlices(tf.concat([one.values, other.values], 0), indices, one.dense_shape)
 
 
 def read(variable: keras.Variable) -> tf.Tensor:

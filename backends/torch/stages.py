@@ -225,7 +225,7 @@ def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> 
 
 def sum_over_processes(value: Any) -> Any:
     """Return the sum of a scalar over all processes, in each of them."""
-    total = core.convert_to_tensor(value, dtype="float32").detach().clone()
+    total = core.convert_to_tensor(value).detach().clone()
     if torch_distributed.is_initialized():
         torch_distributed.all_reduce(total)
     return total

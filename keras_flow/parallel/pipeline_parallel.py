@@ -274,6 +274,7 @@ class PipelineParallel(ExplainedDistribution):
     @contextmanager
     def _running(self, model: keras.Model) -> Iterator[None]:
         refused.refuse_own_steps(model)
+        refused.refuse_other_updates(model, type(self).__name__)
         pipeline = self._cut(model)
         optimizer: Any = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built:

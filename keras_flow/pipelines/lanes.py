@@ -22,6 +22,7 @@ import numpy as np
 from keras_flow.backends.active import backend
 from keras_flow.distributions.distribution import is_seed
 from keras_flow.errors import FlowError
+from keras_flow.pipelines import losses
 from keras_flow.pipelines.stages import Stage
 from keras_flow.pipelines.transfers import Transfers
 
@@ -159,7 +160,7 @@ class Lanes:
 
     def sum_on(self, rank: int, values: Sequence[Any]) -> Any:
         """The sum of scalars of all ranks, on a rank."""
-        total: Any = keras.ops.zeros((), "float32")
+        total: Any = keras.ops.zeros((), losses.dtype())
         if self.is_alone:
             total = backend().on(rank, total)
             for value in values:

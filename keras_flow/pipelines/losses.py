@@ -19,6 +19,11 @@ import numpy as np
 from keras_flow.errors import FlowError
 
 
+def dtype() -> str:
+    """The dtype in which losses, their shares and norms are added up: that of Keras's floats, float32 at least."""
+    return keras.backend.result_type("float32", keras.config.floatx())
+
+
 def shares(model: keras.Model, batch: tuple[Any, Any], outputs: Any, parts: Sequence[slice]) -> np.ndarray:
     """Return the share of each micro-batch in each loss, [micro-batches, losses], float64.
 

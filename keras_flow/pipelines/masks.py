@@ -7,6 +7,7 @@ known without what the layers compute.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import keras
 from keras import tree
 
 from keras_flow.errors import FlowError
-from keras_flow.pipelines.graph import CallGraph, filled
+from keras_flow.pipelines.graph import CallGraph, Ref, filled
 
 
 @dataclass(frozen=True)
@@ -45,29 +46,47 @@ def of_outputs(graph: CallGraph, inputs: Sequence[Any]) -> Any:
         layer = call.operation
         if not isinstance(layer, keras.Layer) or not layer.supports_masking:
             continue
-        first = call.args[0] if call.args else None
-        refs = tree.flatten(first)
-        previous = tree.map_structure(lambda ref: found.get(getattr(ref, "key", -1)), first)
+        # as Keras does: the first argument of `call` hands its mask on, unless the call is given one by its name
+        first = call.args[0] if call.args else call.kwargs.get(next(iter(inspect.signature(layer.call).parameters)))
+        asked = call.kwargs.get("mask")
         own = _known(graph, first, values)
         try:
+            if asked is None:
+                previous = tree.map_structure(lambda ref: found.get(getattr(ref, "key", -1)), first)
+            else:
+                previous = tree.map_structure(lambda leaf: _computed(graph, leaf, values), asked)
             mask = layer.compute_mask(own, previous)
         except Exception as error:
-            raise FlowError(
-                f"layer {layer.path!r} makes a mask of what an earlier layer computes, so that how many entries it "
-                "leaves is not known before the first backward pass of a pipeline. Make the mask of the model's inputs"
-            ) from error
+            raise _unknown(layer) from error
         if mask is None:
             continue
         for key, each in zip(call.outputs, tree.flatten(mask), strict=False):
-            if each is not None and not isinstance(each, keras.KerasTensor):
+            if isinstance(each, keras.KerasTensor):
+                raise _unknown(layer)
+            if each is not None:
                 found[key] = keras.ops.convert_to_numpy(each)
-            elif each is not None:
-                raise FlowError(
-                    f"layer {layer.path!r} makes a mask of what {len(refs)} earlier layers compute, so that how many "
-                    "entries it leaves is not known before the first backward pass of a pipeline. Make the mask of "
-                    "the model's inputs"
-                )
     return filled(graph.outputs, {key: OutputMask(found.get(key)) for key in range(len(graph.tensors))})
+
+
+def _unknown(layer: keras.Layer) -> FlowError:
+    return FlowError(
+        f"layer {layer.path!r} makes a mask of what an earlier layer computes, so that how many entries it leaves is "
+        "not known before the first backward pass of a pipeline. Make the mask of the model's inputs"
+    )
+
+
+def _computed(graph: CallGraph, leaf: Any, values: dict[int, Any]) -> Any:
+    """A mask that a call is given, computed by the operations that make it of the model's inputs."""
+    if not isinstance(leaf, Ref):
+        return leaf
+    if leaf.key not in values:
+        call = next(each for each in graph.calls if leaf.key in each.outputs)
+        if isinstance(call.operation, keras.Layer):
+            raise TypeError(f"{call.path} is a layer")
+        for key in call.inputs:
+            _computed(graph, Ref(key), values)
+        values.update(zip(call.outputs, call.run(values, None), strict=True))
+    return values[leaf.key]
 
 
 def _known(graph: CallGraph, structure: Any, values: dict[int, Any]) -> Any:

@@ -13,7 +13,6 @@ from keras import tree
 from keras_flow.backends.active import backend
 from keras_flow.current.keras_places import set_keras_mask
 from keras_flow.current.microbatch import Microbatch
-from keras_flow.distributions.distribution import is_seed
 from keras_flow.errors import FlowError
 from keras_flow.layout import balanced
 from keras_flow.pipelines import losses, masks
@@ -77,11 +76,11 @@ class CutBatch:
 
     @functools.cached_property
     def shares(self) -> np.ndarray:
-        """What part of each of the batch's losses that of some rows is, [micro-batches, lanes, losses], float32."""
+        """What part of each of the batch's losses that of some rows is, [micro-batches, lanes, losses]."""
         outputs = masks.of_outputs(self._pipeline.graph, self.inputs)
         parts = [part for lanes in self.parts for part in lanes]
         shares = losses.shares(self._pipeline.model, (self.y, self.weights), outputs, parts)
-        return shares.reshape(len(self.parts), -1, shares.shape[-1]).astype("float32")
+        return shares.reshape(len(self.parts), -1, shares.shape[-1]).astype(losses.dtype())
 
 
 class Pass:
@@ -251,10 +250,14 @@ class Pass:
         self.gradients[stage.number] = gradients if before is None else backend().add(before, gradients)
 
     def _state_for(self, stage: Stage, number: int) -> list[Any]:
-        """The state that a micro-batch begins with: seeds as the batch began, all else as the one before left it."""
+        """The state that a micro-batch begins with, as the batch began: a counter counts batches.
+
+        The statistics of BatchNormalization are those that the micro-batch before left.
+        """
         begun, now = self._begun[stage.number], self.state[stage.number]
         return [
-            old if is_seed(variable.path) else new for variable, old, new in zip(stage.state, begun, now, strict=True)
+            new if id(variable) in stage.statistics else old
+            for variable, old, new in zip(stage.state, begun, now, strict=True)
         ]
 
     def keep_state(self) -> None:

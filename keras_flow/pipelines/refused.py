@@ -9,6 +9,7 @@ import keras
 
 from keras_flow.backends.active import backend
 from keras_flow.backends.row_wise import row_interaction, row_sums
+from keras_flow.current import models
 from keras_flow.errors import FlowError, warn
 from keras_flow.pipelines import losses
 from keras_flow.pipelines.graph import CallGraph, filled, units
@@ -85,6 +86,33 @@ def refuse_losses_over_rows(graph: CallGraph, compiled: Any, y: Any, who: str) -
         warn(
             f"{who}: {'; '.join(own)}. It is given a part of a batch's rows at a time: its value for a row must not "
             "depend on the others"
+        )
+
+
+def refuse_other_updates(model: Any, who: str) -> None:
+    """Refuse a model whose weights are updated otherwise than by one optimizer and the sums of gradients.
+
+    Args:
+        model: which.
+        who: the distribution's name.
+
+    Raises:
+        FlowError: a layer assigns its weights, or `MultiOptimizer` wants all of its variables at once.
+    """
+    for layer in model._flatten_layers():
+        of_float8 = any(variable.overwrite_with_gradient for variable in layer._trainable_variables)
+        if of_float8 or row_interaction.assigns_weights(layer):
+            what = "the scales of float8" if of_float8 else "its kernel"
+            raise FlowError(
+                f"layer {layer.path!r} assigns {what} in each call, and {who} calls it for some rows of a batch at a "
+                "time. Train it under kf.DataParallel or kf.ModelParallel"
+            )
+    optimizer = getattr(model, "optimizer", None)
+    inside = () if optimizer is None else models.with_inner(optimizer)
+    if any(isinstance(each, keras.optimizers.MultiOptimizer) for each in inside):
+        raise FlowError(
+            f"{who} updates variables rank by rank, which keras.optimizers.MultiOptimizer does not take. Compile the "
+            "model with one optimizer, or train it under kf.DataParallel or kf.ModelParallel"
         )
 
 

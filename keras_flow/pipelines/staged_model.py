@@ -239,13 +239,13 @@ class StagedModel:
             # those of weights do not depend on rows: the first micro-batch counts them, and the first stage
             own = [variable for variable in stage.trainable if self._first_stage[id(variable)] == stage.number]
             regular = _sum([variable.regularizer(variable.value) for variable in own if variable.regularizer])
-            loss = loss + others["first"] * regular
+            loss = loss + ops.multiply(others["first"], regular)
             is_last = stage is self.last
             if with_loss:
                 y_pred = filled(self.graph.outputs, dict(zip(stage.sent, outputs, strict=True)))
                 with losses.weighed(self.model, others["shares"], is_whole=count == rows):
                     value = self.model._compile_loss(others["y"], y_pred, others["weights"])
-                loss = loss + (0.0 if value is None else value)
+                loss = loss if value is None else loss + ops.cast(value, losses.dtype())
         state = [scope.get_current_value(variable) for variable in stage.state]
         state = [old if new is None else new for new, old in zip(state, others["state"], strict=True)]
         has_gradient = [is_float(tensor) for tensor in outputs]
@@ -326,8 +326,8 @@ def loss_scale(optimizer: Any) -> float:
 def _sum(values: Sequence[Any]) -> Any:
     total: Any = 0.0
     for value in values:
-        total = total + ops.cast(value, "float32")
-    return ops.convert_to_tensor(total, "float32") if not values else total
+        total = total + ops.cast(value, losses.dtype())
+    return ops.convert_to_tensor(total, losses.dtype()) if not values else total
 
 
 def _spec(leaf: Any) -> Any:

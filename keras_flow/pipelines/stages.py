@@ -30,6 +30,7 @@ class Stage:
         trainable: weights with gradients that its layers use.
         state: all other variables of its layers.
         frozen: ids of those in `state` that are weights whose layers do not train now: no call changes them.
+        statistics: ids of those in `state` that each micro-batch moves on.
         is_repeated: whether layers are computed again in the backward pass: `remat=` names them, or `keras.RematScope`.
         layer: what computes the calls.
         holders: those of its ranks that hold its variables; the others get copies for each pass.
@@ -46,6 +47,7 @@ class Stage:
     trainable: list[keras.Variable] = field(default_factory=list)
     state: list[keras.Variable] = field(default_factory=list)
     frozen: set[int] = field(default_factory=set)
+    statistics: set[int] = field(default_factory=set)
     is_repeated: bool = False
     layer: StageLayer | None = None
     holders: tuple[int, ...] = ()
@@ -89,6 +91,8 @@ class Stage:
         self.state = [variable for key, variable in every.items() if key not in trained]
         weights = {id(variable) for layer in self.inner_layers for variable in layer._trainable_variables}
         self.frozen = weights - trained
+        norms = [layer for layer in self.inner_layers if isinstance(layer, keras.layers.BatchNormalization)]
+        self.statistics = {id(variable) for layer in norms for variable in layer.variables}
 
 
 class StageLayer(keras.Layer):

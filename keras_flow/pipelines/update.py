@@ -11,6 +11,7 @@ import keras
 from keras_flow.backends.active import backend
 from keras_flow.current import models
 from keras_flow.errors import FlowError
+from keras_flow.pipelines import losses
 
 if TYPE_CHECKING:
     from keras_flow.pipelines.staged_model import StagedModel
@@ -86,10 +87,10 @@ def _global_norm(
     """
     squares = []
     for variable, gradient in gradients:
-        own = ops.divide(ops.cast(gradient, "float32"), scale)
+        own = ops.divide(ops.cast(gradient, losses.dtype()), scale)
         summed = _summed_before(optimizer, variable) if clips else None
         if summed is not None:
-            mean = ops.add(own, ops.cast(backend().read(summed), "float32"))
+            mean = ops.add(own, ops.cast(backend().read(summed), losses.dtype()))
             own = ops.divide(mean, optimizer.gradient_accumulation_steps)
         squares.append(ops.sum(ops.square(own)))
     return math.sqrt(float(ops.convert_to_numpy(pipeline.lanes.sum_on(pipeline.last.rank, squares))))

@@ -91,6 +91,17 @@ def masked() -> keras.Model:
     return keras.Model(inputs, _layers.Dense(3, activation="softmax")(_layers.Dense(5)(hidden)))
 
 
+def by_keyword() -> keras.Model:
+    """A mask that goes through calls by keyword, and one that a call is given."""
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = _layers.Embedding(7, 4, mask_zero=True)(inputs=inputs)
+    first = _layers.Dense(3, activation="softmax", name="p")(
+        inputs=_layers.MultiHeadAttention(2, 2)(query=hidden, value=hidden)
+    )
+    plain = _layers.LSTM(3, return_sequences=True, name="q")(_layers.Dense(4)(hidden), mask=inputs != 2)
+    return keras.Model(inputs, {"p": first, "q": plain})
+
+
 def regularized() -> keras.Model:
     """Losses on every stage."""
     return keras.Sequential(
@@ -162,6 +173,30 @@ def convolutions() -> keras.Model:
             _layers.Dense(3),
         ]
     )
+
+
+class Counting(_layers.Layer):
+    """Counts its calls in training, and grows with their number."""
+
+    def build(self, shape: Any) -> None:
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        if training:
+            self.steps.assign(self.steps + 1.0)
+        return x * (1.0 + 0.1 * self.steps)
+
+
+def counting() -> keras.Model:
+    """A layer with a counter of batches."""
+    inner = [_layers.Dense(6), Counting(), *(_layers.Dense(width) for width in (5, 4, 3))]
+    return keras.Sequential([keras.Input((5,)), *inner])
+
+
+def embedded() -> keras.Model:
+    """Tokens that a row has several times."""
+    inner = [_layers.Embedding(7, 4), _layers.Dense(4, "tanh"), _layers.Flatten(), _layers.Dense(4), _layers.Dense(3)]
+    return keras.Sequential([keras.Input((6,), dtype="int32"), *inner])
 
 
 def recurrent() -> keras.Model:
@@ -262,6 +297,9 @@ CASES: dict[str, tuple[Any, ...]] = {
         metrics=None,
     ),
     "masked": _case(masked, IDS, LABELS, loss=_CROSSENTROPY, metrics=["accuracy"]),
+    "by_keyword": _case(
+        by_keyword, IDS, {"p": LABELS, "q": SEQUENCES}, loss={"p": _CROSSENTROPY, "q": "mse"}, metrics=None
+    ),
     "masked_weights": _case(masked, IDS, SEQUENCES, sample_weight=ENTRIES),
     "ignored_class": _case(
         masked,
@@ -273,6 +311,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "regularized": _case(regularized, X, Y),
     "tied": _case(tied, IDS, CLASSES, loss=_CROSSENTROPY, metrics=["accuracy"]),
     "tied_norm": _case(tied_dense, X, Y, optimizer=_sgd(global_clipnorm=0.05)),
+    "counting": _case(counting, X, Y),
+    "embedded": _case(
+        embedded, IDS, Y, batch_size=8, optimizer=lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.05)
+    ),
     "nested": _case(nested, X, Y),
     "attention": _case(attention, IDS, LABELS, loss=_CROSSENTROPY, metrics=["accuracy"]),
     "convolutions": _case(convolutions, IMAGES, Y),
@@ -287,6 +329,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     ),
     "clipnorm": _case(dense, X, Y, optimizer=_sgd(clipnorm=0.1)),
     "global_clipnorm": _case(dense, X, Y, optimizer=_sgd(global_clipnorm=0.1)),
+    "ema_overwritten": _case(dense, X, Y, optimizer=_sgd(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2)),
     "ema": _case(dense, X, Y, optimizer=_sgd(use_ema=True, ema_momentum=0.9)),
     "momentum": _case(dense, X, Y, optimizer=_sgd(momentum=0.9)),
     "adam": _case(dense, X, Y, optimizer=lambda: keras.optimizers.Adam(0.01)),
@@ -307,7 +350,18 @@ CASES: dict[str, tuple[Any, ...]] = {
     "short_batch": _case(dropout, X, Y, batch_size=6),
 }
 #: cases that show each kind of fault once
-SOME = ("dropout", "skips", "two_outputs", "masked_weights", "tied_norm", "regularized", "short_batch")
+SOME = (
+    "dropout",
+    "skips",
+    "two_outputs",
+    "by_keyword",
+    "counting",
+    "embedded",
+    "masked_weights",
+    "tied_norm",
+    "regularized",
+    "short_batch",
+)
 
 
 #: placements of pipelines whose stages are split

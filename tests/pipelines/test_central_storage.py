@@ -77,18 +77,28 @@ def _refused() -> list[str]:
         kf.CentralStorage(kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model")))
     except kf.FlowError as error:
         found.append(str(error))
-    with kf.CentralStorage().scope():
-        model = keras.Sequential([keras.Input((5,)), keras.layers.BatchNormalization(), keras.layers.Dense(3)])
-        model.compile("sgd", "mse")
-    try:
-        model.fit(models.X, models.Y, batch_size=models.ROWS, verbose=0)
-    except kf.FlowError as error:
-        found.append(str(error))
+    two = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1)))
+    for layer, optimizer in (
+        (keras.layers.BatchNormalization(), "sgd"),
+        (keras.layers.SpectralNormalization(keras.layers.Dense(4)), "sgd"),
+        (keras.layers.Dense(4, dtype="float8_from_float32"), "sgd"),
+        (keras.layers.Dense(4), two),
+    ):
+        with kf.CentralStorage().scope():
+            model = keras.Sequential([keras.Input((5,)), layer, keras.layers.Dense(3)])
+            model.compile(optimizer, "mse")
+        try:
+            model.fit(models.X, models.Y, batch_size=models.ROWS, verbose=0)
+        except kf.FlowError as error:
+            found.append(str(error))
     return found
 
 
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_what_it_cannot_do_is_said(engine: str, on_ranks: Any) -> None:
-    axes, statistics = on_ranks(engine)(_refused)
+    axes, statistics, kernel, scales, two = on_ranks(engine)(_refused)
     assert "takes ranks along one axis" in axes and "['data', 'model']" in axes
     assert "takes the statistics of all rows of a batch" in statistics
+    assert "assigns its kernel in each call, and CentralStorage calls it for some rows" in kernel
+    assert "assigns the scales of float8 in each call" in scales
+    assert "CentralStorage updates variables rank by rank, which keras.optimizers.MultiOptimizer does not take" in two

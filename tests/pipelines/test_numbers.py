@@ -388,6 +388,28 @@ def test_mixed_precision(engine: str, policy: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_mixed, policy) == []
 
 
+def _in_float64() -> float:
+    import keras
+
+    from tests.pipelines import models
+
+    before = keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        one, other = models.alone("regularized"), models.trained(models.pipeline("1f1b"), "regularized")
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy(before)
+    return max(models.distance(one[name], other[name]) for name in ("weights", "logs"))
+
+
+@pytest.mark.parametrize("engine", ["tensorflow", pytest.param("torch", marks=pytest.mark.full)])
+def test_double_precision(engine: str, on_ranks: Any) -> None:
+    """Shares and sums of losses are doubles too. (JAX has them where its own switch is on.)"""
+    assert on_ranks(engine)(_in_float64) < 1e-12
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_case(engine: str, on_ranks: Any) -> None:
