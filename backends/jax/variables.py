@@ -180,12 +180,13 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
 
 def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
     """Give each device of a variable its part of a value."""
+    value = variable.value
+    dtype = np.dtype(value.dtype)  # of 64 bits declared, JAX has 32
 
     def at(index: tuple[slice, ...] | None) -> np.ndarray:
-        return part(index or ())
+        return part(index or ()).astype(dtype, copy=False)
 
-    sharding, shape = variable.value.sharding, tuple(variable.shape)
-    variable._value = jax.make_array_from_callback(shape, sharding, at, dtype=_numpy_dtype(variable))
+    variable._value = jax.make_array_from_callback(tuple(variable.shape), value.sharding, at, dtype=dtype)
 
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:

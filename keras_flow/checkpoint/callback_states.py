@@ -7,6 +7,7 @@ best_weights                      attributes that are lists of arrays: tensors o
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,15 +17,25 @@ import numpy as np
 
 from keras_flow.checkpoint import names
 from keras_flow.checkpoint.as_json import PLAIN, decoded, encoded
+from keras_flow.checkpoint.manifest import SAFETENSORS
 from keras_flow.checkpoint.reader import Reader
+from keras_flow.errors import warn
+
+#: what TensorBoard notes of a profiler, which runs in this process
+_OF_PROCESS = ("_is_tracing", "_should_trace", "_profiler_started")
 
 
 def plain(callback: object) -> dict[str, Any]:
-    """The attributes of a callback that are numbers and texts, as JSON has them."""
+    """The attributes of a callback that are numbers and texts, as JSON has them; private ones of Keras's callbacks."""
     found = {}
+    is_of_keras = any(
+        kind.__module__.partition(".")[0] == "keras" and issubclass(kind, keras.callbacks.Callback)
+        for kind in type(callback).__mro__
+        if kind is not keras.callbacks.Callback
+    )
     for name, value in vars(callback).items():
         value = value.item() if isinstance(value, np.generic) else value
-        if isinstance(value, PLAIN) and not name.startswith("_"):
+        if isinstance(value, PLAIN) and (not name.startswith("_") or (is_of_keras and name not in _OF_PROCESS)):
             found[name] = value
     return found
 
@@ -60,13 +71,23 @@ def set_state(callback: Any, state: Mapping[str, Any]) -> None:
 
 def arrays_of(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, np.ndarray]:
     """Name in the checkpoint -> an array that a callback keeps, as `get_weights` gives them."""
-    return {
-        f"{names.CALLBACKS}{number}/{type(callback).__name__}/{attribute}/{place}": array
-        for number, callback in enumerate(callbacks)
-        for attribute, value in vars(callback).items()
-        if isinstance(value, list) and value and all(isinstance(each, np.ndarray) for each in value)
-        for place, array in enumerate(value)
-    }
+    found: dict[str, np.ndarray] = {}
+    for number, callback in enumerate(callbacks):
+        for attribute, value in vars(callback).items():
+            if not isinstance(value, list) or not value or not all(isinstance(each, np.ndarray) for each in value):
+                continue
+            name = f"{type(callback).__name__}/{attribute}"
+            if other := {array.dtype.name for array in value} - SAFETENSORS.keys():
+                _say_left_out(name, min(other))
+                continue
+            found |= {f"{names.CALLBACKS}{number}/{name}/{place}": array for place, array in enumerate(value)}
+    return found
+
+
+@functools.cache
+def _say_left_out(name: str, dtype: str) -> None:
+    """Say once that arrays of a callback are not saved."""
+    warn(f"checkpoints leave out {name}, which a callback keeps: safetensors has no arrays of {dtype}")
 
 
 def set_arrays(callbacks: Sequence[object], reader: Reader) -> None:

@@ -37,7 +37,7 @@ def held(directory: Place) -> Iterator[None]:
     if not isinstance(directory, Path):  # a store has no locks
         yield
         return
-    directory = directory.absolute()
+    directory = directory.resolve()  # a link to it is the same one
     with _changing:
         descriptor, count = _held.get(directory) or (_locked(directory), 0)
         _held[directory] = (descriptor, count + 1)

@@ -57,11 +57,11 @@ def read_tensor(
     Args:
         directory: directory of checkpoints, or one checkpoint's folder.
         name: the name of the tensor, as `inspect` shows it.
-        index: one slice for each dim; None: all of it.
+        index: one slice for each dim, without a step; None: all of it.
         step: the number of a checkpoint, or `"latest"`.
 
     Raises:
-        FlowError: there is no such tensor, or a file is missing or damaged.
+        FlowError: there is no such tensor, the index is of another kind, or a file is missing or damaged.
     """
     return Reader(*manifest.read(store.at(directory), step)).read(name, index)
 

@@ -235,4 +235,7 @@ def read(directory: Place, step: int | str = "latest") -> tuple[Place, Manifest]
             raise FlowError(f"{str(directory)!r} has no checkpoint of step {wanted}; there are {shown}")
         folder = directory / folder_of(int(wanted))
     path = folder / NAME
-    return folder, Manifest.from_json(path.read_text(encoding="utf-8"), str(path))
+    found = Manifest.from_json(path.read_text(encoding="utf-8"), str(path))
+    if step not in ("latest", found.step):  # the folder of one was given
+        raise FlowError(f"{str(folder)!r} is the checkpoint of step {found.step}, and step {step} is asked for")
+    return folder, found

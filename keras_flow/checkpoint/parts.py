@@ -103,7 +103,11 @@ def _room(block: writer.FileBlock) -> int:
 
 
 def _held(variable: keras.Variable, wanted: list[pieces.Share]) -> Mapping[int, np.ndarray]:
-    """Return what each rank holds of a variable, by rank; without a layout every rank holds the whole."""
+    """Return what each rank holds of a variable, by rank, in its dtype; without a layout every rank holds the whole."""
     if keras_layout(variable) is None:
-        return dict.fromkeys([piece.rank for piece in wanted], np.asarray(variable))
-    return backend().shards(variable)
+        held: Mapping[int, np.ndarray] = dict.fromkeys([piece.rank for piece in wanted], np.asarray(variable))
+    else:
+        held = backend().shards(variable)
+    # engines hold some dtypes in others: int64 of JAX in int32, uint16 of torch in int32
+    dtype = manifest.numpy_dtype(names.dtype_of(variable))
+    return {rank: value.astype(dtype, copy=False) for rank, value in held.items()}

@@ -7,6 +7,7 @@ Example: columns 0 and 1 of a tensor [4, 4] in two chunks of two rows: both chun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -41,16 +42,19 @@ class Reader:
 
         Args:
             name: the name of the tensor.
-            index: one slice for each dim; None: all of it.
+            index: one slice for each dim, without a step; None: all of it.
 
         Raises:
-            FlowError: there is no such tensor, or a file is missing, too short or damaged.
+            FlowError: there is no such tensor, the index is no such list, or a file is missing, too short or damaged.
         """
         if name not in self.manifest.tensors:
             raise FlowError(f"{str(self.folder)!r} has no tensor {name!r}")
         tensor = self.manifest.tensors[name]
-        bounds = [part.indices(length)[:2] for part, length in zip(index or (), tensor.shape, strict=False)]
-        bounds += [(0, length) for length in tensor.shape[len(bounds) :]]
+        index = [slice(None)] * len(tensor.shape) if index is None else index
+        if len(index) != len(tensor.shape) or any(not isinstance(p, slice) or p.step not in (None, 1) for p in index):
+            wanted = "give one slice for each dim, without a step"
+            raise FlowError(f"{name!r} has shape {list(tensor.shape)}, and {list(index)} is asked for: {wanted}")
+        bounds = [part.indices(length)[:2] for part, length in zip(index, tensor.shape, strict=True)]
         dtype = manifest.numpy_dtype(tensor.dtype)
         out = np.empty([max(0, stop - start) for start, stop in bounds], dtype)
         filled = 0
@@ -81,6 +85,8 @@ class Reader:
         except OSError as error:
             why = error.strerror or type(error).__name__
             raise FlowError(_damaged(self.folder, name, chunk, f"cannot be read ({why})")) from error
+        if chunk.end - chunk.begin != (needed := math.prod(chunk.shape) * dtype.itemsize):
+            raise FlowError(_damaged(self.folder, name, chunk, f"are not the {needed} bytes of {dtype}"))
         if missing := max(0, chunk.end - end):
             raise FlowError(_damaged(self.folder, name, chunk, f"ends {missing} bytes too early"))
         if mapped is not None:

@@ -87,6 +87,7 @@ class File:
 
     def add(self, block: FileBlock, value: np.ndarray) -> None:
         """Write the elements of the next block."""
+        assert value.nbytes == block.bytes, f"{block.name}: {value.dtype} {value.shape} for {block}"
         rows = value.reshape(1) if value.ndim == 0 else value
         size = max(1, CHUNK // max(1, rows[:1].nbytes))
         chunks = self.chunks[block.name] = []

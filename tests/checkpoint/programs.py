@@ -114,17 +114,37 @@ class ChangedAtTheEnd(StatefulDataset):
         self.generator.random()
 
 
+def _Iterable() -> Any:
+    """Return a dataset of torch that does not say how many batches it has."""
+    import torch
+
+    class Iterable(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            x, y = _arrays()
+            return ((x[at : at + BATCH], y[at : at + BATCH]) for at in range(0, ROWS, BATCH))
+
+    return Iterable()
+
+
 def source(kind: str) -> dict[str, Any]:
     """What `fit` gets."""
     x, y = _arrays()
+    kind, _, steps = kind.partition(" by ")  # so many steps are an epoch, and a pass is longer
+    if steps:
+        return {**source(kind), "steps_per_epoch": int(steps)}
     if kind == "arrays":
         return {"x": x, "y": y, "batch_size": BATCH}
     if kind == "dataset":
-        return {"x": _Dataset()}
-    if kind == "tf.data":
+        return {"x": _Dataset(), "shuffle": True}
+    if "tf.data" in kind:
         import tensorflow as tf
 
-        return {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=3).batch(BATCH)}
+        data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=3).batch(BATCH)
+        return {"x": data.filter(lambda x, y: True) if "unknown" in kind else data}
+    if kind == "iterable loader":
+        import torch
+
+        return {"x": torch.utils.data.DataLoader(_Iterable(), batch_size=None)}
     if kind == "dataset with state":
         return {"x": StatefulDataset()}
     if kind == "endless dataset with state":
@@ -212,10 +232,12 @@ def trained(
     save_freq: Any = 3,
     epochs: int = 3,
     patience: int = 100,
+    settings: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train, going on from the checkpoints of a folder; weights, logs and counts, or nothing where it was stopped."""
     keras.utils.set_random_seed(7)
-    model = make(layout)
+    model, settings = make(layout), dict(settings or {})
+    model.steps_per_execution = settings.pop("steps_per_execution", 1)
     callback = kf.callbacks.Checkpoint(folder, save_freq=save_freq, save_on_signal=())
     counter = Counter()
     early = keras.callbacks.EarlyStopping("loss", patience=patience, restore_best_weights=patience < 100)
@@ -223,7 +245,7 @@ def trained(
         early.min_delta = 0.5  # nothing is better than the first epoch
     callbacks = [callback, counter, early, Stop(stop, callback)]
     try:
-        history = model.fit(**source(kind), epochs=epochs, callbacks=callbacks, verbose=0)
+        history = model.fit(**source(kind), epochs=epochs, callbacks=callbacks, verbose=0, **settings)
     except KeyboardInterrupt:
         callback.on_train_end()
         return {}
@@ -282,6 +304,32 @@ def saved_in_a_thread(folder: str, layout: str) -> tuple[dict[str, np.ndarray], 
         go_on.set()
         writing.wait()
     return expected, copied[0]
+
+
+class Dtypes(keras.layers.Layer):
+    """A layer with a state of each dtype, of which engines hold some in others."""
+
+    names = ("int64", "uint16", "uint32", "float64", "int8", "bfloat16")
+
+    def build(self, shape: Any) -> None:
+        """Make them."""
+        settings = {"shape": (8,), "initializer": "ones", "trainable": False}
+        self.states = [self.add_weight(name=name, dtype=name, **settings) for name in self.names]
+
+    def call(self, x: Any) -> Any:
+        """Leave it as it is."""
+        return x
+
+
+def of_all_dtypes(folder: str, asynchronous: bool) -> dict[str, list[float]]:
+    """Save states of all dtypes and load them into others; what these are then."""
+    with distribution("dp4").scope():
+        model = keras.Sequential([keras.layers.Input((6,)), Dtypes(name="states")], name="net")
+    kf.checkpoint.save(folder, model, step=1, asynchronous=asynchronous).wait()
+    for variable in model.variables:
+        variable.assign(variable * 0)
+    kf.checkpoint.load(folder, model)
+    return {variable.name: np.asarray(variable).astype(float).tolist() for variable in model.variables}
 
 
 def loaded(folder: str, layout: str, optimizer: str = "Adam") -> tuple[dict[str, np.ndarray], int]:

@@ -46,6 +46,20 @@ def test_a_thread_writes_the_values_of_the_call(engine: str, on_ranks: Callable[
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_states_are_saved_in_the_dtype_that_was_asked_for(
+    engine: str, on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    """JAX holds int64 in int32, and torch uint16 in int32."""
+    for asynchronous in (False, True):
+        folder = str(tmp_path / str(asynchronous))
+        found = on_ranks(engine)(programs.of_all_dtypes, folder, asynchronous)
+        assert found == {name: [1.0] * 8 for name in programs.Dtypes.names}
+        assert kf.checkpoint.verify(folder) == kf.checkpoint.inspect(folder).bytes
+        for name in programs.Dtypes.names[:3]:
+            assert kf.checkpoint.read_tensor(folder, f"net/states/{name}").dtype == name
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_slots_that_are_split_further_than_their_variable(
     engine: str, on_ranks: Callable[..., Pool], tmp_path: Path
 ) -> None:
