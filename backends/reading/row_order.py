@@ -117,14 +117,20 @@ def ordering() -> Iterator[None]:
 @hook("keras.callbacks.CallbackList", "on_epoch_begin", "the order of rows is that of an epoch", when=by_position)
 def epoch_begins(_: object, original: Callable[..., object], callbacks: object, epoch: int, logs: Any = None) -> object:
     """Hook on `CallbackList.on_epoch_begin`: the order of rows is that of this epoch."""
-    global _epoch, _seed
+    global _seed
     if _epoch is None:
         _seed = _seed_of_fit()
-    _epoch = int(epoch)
+    begin(int(epoch))
+    return original(callbacks, epoch, logs)
+
+
+def begin(epoch: int) -> None:
+    """Begin an epoch, and count it: the order of rows is that of this epoch."""
+    global _epoch
+    _epoch = epoch
     # counted here and not as an iterator begins: Keras makes some that nobody reads, and TensorFlow's read in threads,
     # as late as in the next epoch
-    _begun[_epoch] = _begun.get(_epoch, -1) + 1
-    return original(callbacks, epoch, logs)
+    _begun[epoch] = _begun.get(epoch, -1) + 1
 
 
 def _of_epoch() -> tuple[int, int]:
@@ -148,14 +154,14 @@ def _seed_of_fit() -> int:
 
 
 def state() -> dict[str, Any]:
-    """Return the state from which the orders of coming epochs follow, fit for JSON."""
-    return {"seed": _seed, "begun": sorted(_begun.items())}
+    """Return the state from which the orders of this epoch and of coming ones follow, fit for JSON."""
+    return {"seed": _seed, "epoch": _epoch, "begun": sorted(_begun.items())}
 
 
 def set_state(state: Mapping[str, Any]) -> None:
-    """Order coming epochs as they would have been when `state` was called."""
-    global _seed
-    _seed = state["seed"]
+    """Order this epoch and coming ones as they would have been when `state` was called."""
+    global _epoch, _seed
+    _seed, _epoch = state["seed"], state.get("epoch", _epoch)
     _begun.clear()
     _begun.update((epoch, times) for epoch, times in state["begun"])
     seed = get_random_seed()

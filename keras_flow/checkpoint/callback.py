@@ -100,7 +100,11 @@ class Checkpoint(keras.callbacks.Callback):
         #: what is the best so far; `keep` spares its checkpoint
         self._best = Monitor(monitor, mode)
         self.save_on_signal = tuple(save_on_signal)
-        self._epoch = self._batch = self._since = 0
+        self._epoch = self._batch = self._since = self._batches = 0
+        #: the first epoch of the `fit`, of one that goes on that of the first one
+        self._first: int | None = None
+        #: of the last step
+        self._logs: Mapping[str, Any] = {}
         #: epochs that are done, where what came since the last save is still to be saved if `fit` ends here
         self._unsaved: int | None = None
         self._epoch_states: dict[str, Any] = {}
@@ -135,8 +139,8 @@ class Checkpoint(keras.callbacks.Callback):
         self._others = [each for each in others if each is not self and not isinstance(each, keras.callbacks.History)]
         self._history = next(each for each in others if isinstance(each, keras.callbacks.History))
         self._begun_with = [callback_states.plain(each) for each in self._others]
-        self._epoch = self._batch = self._since = 0
-        self._left, self._is_due, self._unsaved = None, False, None
+        self._epoch = self._batch = self._since = self._batches = 0
+        self._left, self._is_due, self._unsaved, self._first = None, False, None, None
         self._best.begin()
         self._loop, self._source, self._sources = None, None, positions.count()
         if self.save_on_signal and (_point is None or not _point.is_open):
@@ -155,11 +159,10 @@ class Checkpoint(keras.callbacks.Callback):
         """Note the random states, from which the order of rows follows."""
         self._is_running()
         self._trained()._initial_epoch = None  # this `fit` has begun where it says, and the next one may begin anew
-        self._epoch, self._batch, self._unsaved = epoch, 0, None
-        if self._left is None or epoch != self._left.epoch:
-            self._epoch_states = going_on.states(self._source)
-        else:
-            self._batch, self._epoch_states = self._left.batch, self._left.epoch_states
+        self._epoch, self._batch, self._unsaved, self._is_due = epoch, 0, None, False
+        if self._first is None:
+            self._first = epoch if self._left is None else self._left.first
+        self._epoch_states = going_on.states(self._source)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Restore the metrics of the epoch."""
@@ -169,8 +172,9 @@ class Checkpoint(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save every so many batches; what a thread could not write is raised."""
-        self._since += batch + 1 - self._batch
-        self._batch = batch + 1
+        made = batch + 1 - self._batch
+        self._since, self._batches, self._batch = self._since + made, self._batches + made, batch + 1
+        self._logs, self._is_due = logs or {}, False
         if self._source is not None:
             self._source.trained(self._batch)
         if self._left is not None and self._left.metrics:
@@ -178,23 +182,28 @@ class Checkpoint(keras.callbacks.Callback):
                 f"epoch {self._epoch} goes on from batch {self._left.batch}, and its metrics begin anew: they are made "
                 "in the step itself, so that what they had cannot be given back before it"
             )
+        if self._left is not None and self._left.is_ended:  # the others have counted this step before
+            self._give_back(self._left.reader)
+            self._is_due = True
         self._left = None
         self._raise()
         if self.save_freq != "epoch" and self._since >= int(self.save_freq):
             self._since = 0
-            # the end of an epoch has more to do (validation, other callbacks): it saves when that is done
-            self._is_due = self._batch == (self.params or {}).get("steps")
-            if not self._is_due:
+            # the end of an epoch has more to do (validation, other callbacks): it saves when that is done. Each step
+            # may be the last: data have no length or run out, or a callback ends the training
+            self._is_due = True
+            if not self._is_last:
                 self._save(self._epoch, self._batch, self._epoch_states)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Save at the end of an epoch."""
+        self._left = None  # no step may have been left of it, and nobody have known
         if self.save_freq == "epoch" or self._is_due:
             self._is_due = False
             if self.save_best_only:
                 if not self._best.is_better(epoch, logs or {}, self._trained()):
                     return
-                self._best.step = saving.step_of(self._trained())
+                self._best.step = self._step
             self._save(epoch + 1, 0, {})
         elif self._since:
             self._unsaved = epoch + 1
@@ -228,7 +237,10 @@ class Checkpoint(keras.callbacks.Callback):
             self._source.is_kept = True
         left = self._left
         if left is not None and not left.is_passed:
-            return left.steps(original, batches, self._source, self._trained())
+            steps = left.steps(original, batches, self._source, self._trained())
+            self._batch, self._epoch_states = left.batch, left.epoch_states
+            return steps
+        self._source.at = self._epoch, self._epoch_states
         return self._source.counted(original(batches))
 
     # ---- saving
@@ -254,6 +266,17 @@ class Checkpoint(keras.callbacks.Callback):
         assert model is not None
         return model
 
+    @property
+    def _is_last(self) -> bool:
+        """Whether the epoch is known to have no more steps; the last one may have fewer batches than others."""
+        steps = (self.params or {}).get("steps")
+        return steps is not None and self._batch >= steps
+
+    @property
+    def _step(self) -> int:
+        """The number of a checkpoint: updates, or trained batches where no optimizer of the model counts."""
+        return saving.step_of(self._trained()) or self._batches
+
     def _save(self, epoch: int, batch: int, epoch_states: Mapping[str, Any], now: bool = False) -> None:
         model, self._unsaved = self._trained(), None
         self._raise(wait=True)
@@ -261,6 +284,9 @@ class Checkpoint(keras.callbacks.Callback):
         training = {
             "epoch": epoch,
             "batch": batch,
+            "first": self._first,
+            "batches": self._batches,
+            "since": self._since,
             "epoch_states": dict(epoch_states),
             "states": going_on.states(None if batch else self._source),
             "data": self._data_at(batch),
@@ -273,11 +299,17 @@ class Checkpoint(keras.callbacks.Callback):
                 for each, begun in zip(self._others, self._begun_with, strict=True)
             ],
         }
+        if self._loop is not None and self._source is not None:
+            is_long, is_known = self._loop.steps_per_epoch is not None, (self.params or {}).get("steps") is not None
+            training["sizes"] = going_on.sizes(self._loop)
+            training["pass"] = self._source.begun if is_long else None
+            # there may be no step after it
+            training["logs"] = as_json.encoded(_numbers(self._logs)) if batch and (is_long or not is_known) else {}
         beside = dict(names.metrics_of(model)) if batch else {}
         beside |= callback_states.arrays_of(self._others)
         is_thread = self.asynchronous and not now
         self._saving = saving.save_with(
-            self.directory, model, None, is_thread, self.keep, {}, training, beside, spared=self._best.step
+            self.directory, model, self._step, is_thread, self.keep, {}, training, beside, spared=self._best.step
         )
 
     def _data_at(self, batch: int) -> dict[str, Any] | None:
@@ -290,15 +322,11 @@ class Checkpoint(keras.callbacks.Callback):
 
     def save_now(self) -> None:
         """Save between two steps, because the job is asked to end."""
-        if self._batch != (self.params or {}).get("steps"):
+        if not self._is_last:
             self._save(self._epoch, self._batch, self._epoch_states, now=True)
             return
         # the epoch is over but for its end, where Keras wants a step: what is left out is its validation
-        found = self._trained().get_metrics_result()
-        arrays = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in found.items()}
-        # as Keras gives logs to callbacks: numbers
-        logs = {name: array.item() if array.size == 1 else array for name, array in arrays.items()}
-        self._history.on_epoch_end(self._epoch, logs)
+        self._history.on_epoch_end(self._epoch, _numbers(self._trained().get_metrics_result()))
         self._save(self._epoch + 1, 0, {}, now=True)
 
     def _raise(self, wait: bool = False) -> None:
@@ -322,21 +350,35 @@ class Checkpoint(keras.callbacks.Callback):
         self._history.epoch = training["history"]["epoch"]
         self._history.history = as_json.decoded(training["history"]["logs"])
         self._best.best, self._best.step = training["best"], training.get("best_step")
-        kept = [name for name, _ in training["callbacks"]]
-        if kept == [type(each).__name__ for each in self._others]:
-            for each, (_, state) in zip(self._others, training["callbacks"], strict=True):
-                callback_states.set_state(each, state)
-            callback_states.set_arrays(self._others, reader)
-        elif any(state for _, state in training["callbacks"]):
-            warn(f"the checkpoint has callbacks {kept}, and this fit has others: what they counted is not given back")
+        self._give_back(reader)
         if training.get("is_over"):  # a callback has ended it: no epoch is left
             self._trained()._initial_epoch = (self.params or {})["epochs"]
         self._left = going_on.Left(reader)
         if self.save_freq != "epoch":  # saved at the same steps as without the stop
-            self._since = step % int(self.save_freq)
+            self._since = training.get("since", step % int(self.save_freq))
+        self._batches = training.get("batches", 0)
+        if self._trained()._initial_epoch >= (self.params or {})["epochs"] and not self._left.batch:
+            going_on.set_states(training["states"])  # nothing to do: a `fit` that the program calls then begins as ever
         if backend().world().process_index == 0:
             said = self._left.said((self.params or {})["epochs"], bool(training.get("is_over")))
             print(f"keras_flow: {said}", file=sys.stderr, flush=True)
+
+    def _give_back(self, reader: Reader) -> None:
+        """Restore what the other callbacks had counted."""
+        states = reader.manifest.training["callbacks"]
+        kept = [name for name, _ in states]
+        if kept == [type(each).__name__ for each in self._others]:
+            for each, (_, state) in zip(self._others, states, strict=True):
+                callback_states.set_state(each, state)
+            callback_states.set_arrays(self._others, reader)
+        elif any(state for _, state in states):
+            warn(f"the checkpoint has callbacks {kept}, and this fit has others: what they counted is not given back")
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of metrics as Keras gives logs to callbacks: numbers, or arrays."""
+    arrays = {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in found.items()}
+    return {name: array.item() if array.size == 1 else array for name, array in arrays.items()}
 
 
 #: the callback of the `fit` that runs
@@ -391,6 +433,11 @@ def _all_begin(
     if callback not in callbacks.callbacks:
         original(callbacks, *args, **kwargs)
         return
+    if len(several := [str(each.directory) for each in callbacks.callbacks if isinstance(each, Checkpoint)]) > 1:
+        raise FlowError(
+            f"fit has {len(several)} callbacks kf.callbacks.Checkpoint ({', '.join(map(repr, several))}), and goes on "
+            "from one: give it one, and keras.callbacks.ModelCheckpoint for files beside it"
+        )
     callbacks.callbacks.remove(callback)
     callbacks.callbacks.append(callback)
     original(callbacks, *args, **kwargs)

@@ -41,6 +41,8 @@ class Source:
         users: the same.
         number: the sources of a process are counted.
         consumed: batches of the running pass that are trained.
+        at: the epoch that runs, and the random states at its begin.
+        begun: the same of the epoch in which the running pass was begun, with `steps_per_epoch` an earlier one.
         is_kept: a `fit` with a Checkpoint reads it, so that states are kept.
     """
 
@@ -50,6 +52,8 @@ class Source:
         self.users, self.consumed, self.is_kept = users, 0, False
         self.number = next(_numbers)
         self._taken: object = None
+        self.at: tuple[int, Any] = (0, None)
+        self.begun = self.at
         #: batches of the pass that steps were asked for, and those before this epoch
         self._asked = self._before = 0
         self._given = 0
@@ -82,7 +86,7 @@ class Source:
         # engines ask for steps ahead of those that they train, within an epoch
         for first, last, iterator in steps:
             if iterator is not self._taken:
-                self._taken, self._asked = iterator, 0
+                self._taken, self._asked, self.begun = iterator, 0, self.at
             if first == 0:
                 self._before = self.consumed = self._asked
             self._asked += last + 1 - first

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import numbers
 import os
 import sys
 import threading
@@ -149,6 +150,8 @@ def save_with(
         raise FlowError(f"model {model.name!r} is not built: call it on a batch, or build it, before it is saved")
     if keep is not None and keep < 1:
         raise FlowError(f"keep={keep!r}: legal is a whole number of at least 1 (checkpoints), or None for all")
+    if step is not None and (not isinstance(step, numbers.Integral) or isinstance(step, bool) or step < 0):
+        raise FlowError(f"step={step!r}: legal is a whole number of at least 0, or None for the optimizer's updates")
     here = backend().world()
     variables = names.named(model) | dict(beside)
     step = step_of(model) if step is None else int(step)
@@ -310,11 +313,13 @@ def _apart(work: _Writing) -> None:
     until = time.monotonic() + joining.waiting_seconds()
     if work.here.process_index != 0:
         # of an older checkpoint of this step, which stays where process 0 fails
-        before = store.version(work.folder / manifest.NAME)
+        before, steps = store.version(work.folder / manifest.NAME), set(manifest.steps(work.folder.parent))
         work.write()
         note = _note_of(work.writing, work.here.process_index)
         _wait(lambda: store.is_over(work.writing, note), until, "process 0, which makes the checkpoint,")
-        if store.version(work.folder / manifest.NAME) in (None, before):
+        # one that a later save has removed already (`keep`) was written
+        is_followed = max({0, *manifest.steps(work.folder.parent)} - steps) > work.said.step
+        if not is_followed and store.version(work.folder / manifest.NAME) in (None, before):
             raise FlowError(f"the checkpoint {str(work.folder)!r} was not written: process 0 failed, and says why")
         return
     try:
@@ -344,9 +349,10 @@ def _serialized(model: keras.Model) -> str:
 
 
 def step_of(model: keras.Model) -> int:
-    """Return how many updates the model's optimizer has made; 0 without one."""
-    optimizer = getattr(model, "optimizer", None)
-    return 0 if optimizer is None else int(np.asarray(optimizer.iterations))
+    """Return how many updates the model's optimizer has made, or, where it makes none, another one of the model."""
+    optimizer, others = getattr(model, "optimizer", None), models.optimizers_of(model)
+    made = 0 if optimizer is None else int(np.asarray(optimizer.iterations))
+    return made or max((int(np.asarray(each.iterations)) for each in others if each.built), default=0)
 
 
 # ---- folders

@@ -8,6 +8,8 @@ import os
 import random
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,20 @@ def test_a_flipped_bit_a_short_file_and_a_missing_one_are_named(tmp_path: Path) 
                 assert part in str(caught.value)
     loaded = kf.checkpoint.load(tmp_path, model, strict=False)
     assert any("'net/one/kernel'" in text for text in loaded.left_out)
+
+
+def test_bytes_that_are_not_those_of_the_shape_are_damage(tmp_path: Path) -> None:
+    model = _saved(tmp_path)
+    path = tmp_path / "step-00000001" / manifest.NAME
+    found = manifest.Manifest.from_json(path.read_text(), "")
+    tensors = {
+        name: replace(each, dtype="float64" if name == "net/one/bias" else each.dtype)
+        for name, each in found.tensors.items()
+    }
+    path.write_text(replace(found, tensors=tensors).to_json())
+    with pytest.raises(FlowError, match="are not the 48 bytes of float64"):
+        kf.checkpoint.verify(tmp_path)
+    assert "'net/one/bias'" in kf.checkpoint.load(tmp_path, model, strict=False).left_out[0]
 
 
 def test_a_changed_manifest_and_one_of_another_format(tmp_path: Path) -> None:
@@ -121,15 +137,23 @@ def test_what_a_program_adds_is_read_as_json_has_it(tmp_path: Path) -> None:
 
 
 def _fit(
-    folder: Path, epochs: int, after_batch: Any = None, rate: float = 0.1, fit: Any = None, **settings: Any
+    folder: Path,
+    epochs: int,
+    after_batch: Any = None,
+    rate: Any = 0.1,
+    fit: Any = None,
+    others: Sequence[keras.callbacks.Callback] = (),
+    **settings: Any,
 ) -> Any:
     callback = kf.callbacks.Checkpoint(folder, save_on_signal=(), asynchronous=False, **settings)
     x = np.eye(4, dtype="float32")
     with kf.DataParallel().scope():
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4, kernel_initializer="ones")])
-        model.compile(keras.optimizers.SGD(rate), "mse", metrics=[keras.metrics.F1Score()])
+        optimizer = rate if isinstance(rate, keras.optimizers.Optimizer) else keras.optimizers.SGD(rate)
+        model.compile(optimizer, "mse", metrics=[keras.metrics.F1Score()])
     other = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: after_batch and after_batch(callback))
-    model.fit(x, x, batch_size=2, epochs=epochs, shuffle=False, callbacks=[callback, other], verbose=0, **(fit or {}))
+    callbacks = [callback, other, *others]
+    model.fit(x, x, batch_size=2, epochs=epochs, shuffle=False, callbacks=callbacks, verbose=0, **(fit or {}))
     return model
 
 
@@ -191,6 +215,86 @@ def test_logs_may_be_arrays_and_a_fit_after_one_that_went_on_begins_anew(tmp_pat
         Monitor("f1_score", "auto").is_better(0, {"f1_score": scores[0]}, model)
 
 
+def test_two_callbacks_and_other_batches_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    with pytest.raises(
+        FlowError, match=r"fit has 2 callbacks kf.callbacks.Checkpoint \('.*', '.*'\), and goes on from"
+    ):
+        _fit(tmp_path, 1, others=[kf.callbacks.Checkpoint(tmp_path / "other", save_on_signal=())])
+
+    def stop(callback: Any) -> None:
+        callback._lock.close()
+        raise KeyboardInterrupt
+
+    x = np.tile(np.eye(4, dtype="float32"), (4, 1))
+    model = _fit(tmp_path / "short", 0)
+
+    def fit(batch_size: int, *callbacks: keras.callbacks.Callback) -> Any:
+        saves = kf.callbacks.Checkpoint(tmp_path / "run", 1, save_on_signal=(), asynchronous=False)
+        stops = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: stop(saves) if (batch, batch_size) == (1, 2) else None
+        )
+        return model.fit(x, x, batch_size=batch_size, callbacks=[saves, stops, *callbacks], verbose=0)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(2)
+    trained: list[int] = []
+    counts = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: trained.append(batch))
+    said = r"\(steps is 4 and was 8, batch_size is 4 and was 2\): epoch 0 begins anew"
+    with pytest.warns(kf.errors.FlowWarning, match=said):
+        fit(4, counts)
+    assert trained == [0, 1, 2, 3]
+
+
+def test_a_fit_after_one_that_has_nothing_to_do(tmp_path: Path) -> None:
+    """Its rows have the order that they had: that of an epoch that is begun for the second time."""
+    x = np.arange(64, dtype="float32").reshape(16, 4)
+
+    def program() -> list[np.ndarray]:
+        keras.utils.set_random_seed(7)
+        with kf.DataParallel().scope():
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+            model.compile(keras.optimizers.SGD(1e-4), "mse")
+        for callbacks in ([kf.callbacks.Checkpoint(tmp_path, save_on_signal=())], []):
+            model.fit(x, x[:, ::-1], batch_size=4, epochs=2, callbacks=callbacks, verbose=0)
+        return model.get_weights()
+
+    for found, value in zip(program(), program(), strict=True):
+        np.testing.assert_array_equal(found, value)
+
+
+def test_arrays_of_callbacks_that_safetensors_does_not_know_are_left_out(tmp_path: Path) -> None:
+    class Keeps(keras.callbacks.Callback):
+        texts, numbers = [np.array(["a"])], [np.ones(2)]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.texts, self.numbers = [np.array(["a"]), np.ones(1, "complex64")], [np.ones(2)]
+
+    with pytest.warns(kf.errors.FlowWarning, match="leave out Keeps/texts, which a callback keeps: .* complex64"):
+        _fit(tmp_path, 2, others=[Keeps()])
+    kept = [name for name in kf.checkpoint.inspect(tmp_path).tensors if name.startswith("@callbacks/")]
+    assert kept == ["@callbacks/1/Keeps/numbers/0"]
+
+
+def test_averaged_weights_that_are_in_the_model_are_taken_out_again(tmp_path: Path) -> None:
+    """The private `_ema_weights_in_model` of Keras's callback is kept: the next epoch trains the weights themselves."""
+
+    def fit(folder: Path, after_batch: Any = None) -> keras.Model:
+        optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+        return _fit(folder, 4, after_batch, optimizer, others=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True)])
+
+    def stop(callback: Any) -> None:
+        if callback._epoch == 2:
+            callback._lock.close()
+            raise KeyboardInterrupt
+
+    expected = fit(tmp_path / "once").get_weights()
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "stopped", stop)
+    for found, value in zip(fit(tmp_path / "stopped").get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(found, value)
+
+
 def test_directories_that_hold_none_or_cannot_be_written(tmp_path: Path) -> None:
     model = _saved(tmp_path / "there")
     with pytest.raises(FlowError, match="is no directory"):
@@ -201,6 +305,14 @@ def test_directories_that_hold_none_or_cannot_be_written(tmp_path: Path) -> None
         kf.checkpoint.inspect(tmp_path / "there", step=7)
     with pytest.raises(FlowError, match="has no tensor 'net/one/kernal'"):
         kf.checkpoint.read_tensor(tmp_path / "there", "net/one/kernal")
+    for index in ([slice(0, 4, 2), slice(None)], [slice(2)], [slice(2)] * 3, [0, slice(2)]):
+        with pytest.raises(FlowError, match="give one slice for each dim, without a step"):
+            kf.checkpoint.read_tensor(tmp_path / "there", "net/one/kernel", index)  # type: ignore[arg-type]
+    with pytest.raises(FlowError, match="is the checkpoint of step 1, and step 7 is asked for"):
+        kf.checkpoint.load(tmp_path / "there" / "step-00000001", model, step=7)
+    for step in (-1, 2.7):
+        with pytest.raises(FlowError, match="legal is a whole number of at least 0"):
+            kf.checkpoint.save(tmp_path / "there", model, step=step)  # type: ignore[arg-type]
     (tmp_path / "file").write_text("")
     with pytest.raises(FlowError, match="no checkpoint can be written in"):
         kf.checkpoint.save(tmp_path / "file", model)
@@ -301,6 +413,10 @@ def test_two_threads_of_a_job_hold_one_directory(tmp_path: Path, monkeypatch: An
     for thread in threads:
         thread.join()
     assert not failed and not lock._held
+    link = tmp_path.with_name(f"{tmp_path.name} by another name")
+    link.symlink_to(tmp_path)
+    with lock.held(tmp_path), lock.held(link):
+        assert list(lock._held) == [tmp_path]
 
 
 def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: Any) -> None:

@@ -14,9 +14,14 @@ ENGINES = ("jax", "tensorflow", "torch")
 #: layout, source of data, when it is stopped, and how often it saves
 CASES = [
     ("2x2", "arrays", (11, 2), 3),
+    ("dp4", "arrays by 3", (7,), 2),  # a pass is of three epochs, and is gone on with in the order that it had
+    ("2x2", "unknown tf.data", (8, 10), 4),  # nobody knows that the eighth step was the last of its epoch
+    ("2x2", "arrays", (-2,), "epoch"),
     ("dp4", "generator", (11,), 4),
     ("2x2", "tf.data", (10, 3), 2),
-    ("2x2", "arrays", (-2,), "epoch"),
+    ("dp4", "arrays by 3", (7,), "epoch"),
+    ("dp4", "dataset by 3", (7,), 2),
+    ("dp4", "unknown tf.data", (11, 9), 3),
     ("dp4", "arrays", (4, 9), 3),
     ("dp4", "dataset", (10,), 3),
     ("dp4", "loader", (13,), 4),
@@ -60,6 +65,33 @@ def test_a_stopped_program_ends_as_an_undisturbed_one(
     for stop in stops:
         assert pool(programs.trained, str(tmp_path / "stopped"), layout, kind, stop, save_freq) == {}
     assert pool(programs.trained, str(tmp_path / "stopped"), layout, kind, None, save_freq) == expected
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("settings", "stop"),
+    [({"initial_epoch": 1}, 12), ({"steps_per_execution": 3}, 3)],
+    ids=["initial epoch", "steps per execution"],
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_epochs_that_begin_late_and_steps_that_do_not_divide_them(
+    engine: str, settings: dict[str, int], stop: int, on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    """A source that draws at random is passed over from the first epoch that there was; 8 batches are 3 steps."""
+    pool, kind = on_ranks(engine), "arrays" if "steps_per_execution" in settings else "generator"
+    arguments = ("dp4", kind, None, 3, 3, 100, settings)
+    expected = pool(programs.trained, str(tmp_path / "undisturbed"), *arguments)
+    assert pool(programs.trained, str(tmp_path / "stopped"), *arguments[:2], stop, *arguments[3:]) == {}
+    assert pool(programs.trained, str(tmp_path / "stopped"), *arguments) == expected
+
+
+@pytest.mark.full
+def test_a_loader_without_a_length(on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    pool, arguments = on_ranks("torch"), ("dp4", "iterable loader")
+    expected = pool(programs.trained, str(tmp_path / "undisturbed"), *arguments, None, 4)
+    for stop in (8, 10):
+        assert pool(programs.trained, str(tmp_path / "stopped"), *arguments, stop, 4) == {}
+    assert pool(programs.trained, str(tmp_path / "stopped"), *arguments, None, 4) == expected
 
 
 @pytest.mark.parametrize("kind", [*SOURCES[:2], *(pytest.param(kind, marks=pytest.mark.full) for kind in SOURCES[2:])])
