@@ -113,7 +113,7 @@ def fill_model(
 ) -> tuple[str, ...]:
     """Fill the variables of a model and of its optimizer from a checkpoint; arguments as those of `put`."""
     there = [name for name in reader.manifest.tensors if not name.startswith(names.OF_FIT)]
-    return put(reader, there, names.named(model), what, strict, rename)
+    return put(reader, there, names.named(model, there, rename), what, strict, rename)
 
 
 def built(model: keras.Model) -> keras.Model:
@@ -193,6 +193,12 @@ def _differences(
         tensor, shape = reader.manifest.tensors[pairs[name]], tuple(variables[name].shape)
         if tensor.shape != shape:
             found[name] = f"{name!r} has shape {list(shape)}, and {list(tensor.shape)} in the {here}"
+            continue
+        # the integers of quantized weights are no values of others
+        dtype = names.dtype_of(variables[name])
+        if ("float" in dtype) != ("float" in tensor.dtype):
+            hint = "`quantize` the model before it is loaded" if "float" in dtype else "`quantize` it after loading"
+            found[name] = f"{name!r} is {dtype}, and {tensor.dtype} in the {here}: {hint}"
     missing = [name for name in variables if name not in pairs]
     for name in there:
         if name not in used and name not in found:

@@ -30,21 +30,49 @@ METRICS, CALLBACKS = OF_FIT = ("@metrics/", "@callbacks/")
 _NUMBER = re.compile(r"_\d+(?=/|$|@|#)")
 
 
-def named(model: keras.Model) -> dict[str, keras.Variable]:
+def named(
+    model: keras.Model, there: Iterable[str] = (), rename: Mapping[str, str] | None = None
+) -> dict[str, keras.Variable]:
     """The variables that are saved: weights, states of seed generators, and those of all optimizers.
 
-    Optimizers that are not built yet are built, as Keras does before it loads them.
+    The model's `optimizer` is built if it is not, as Keras does before it loads it. Others (a GAN's) are built by their
+    first step with a part of the weights, and left out before; to load them, they are built with this part.
+
+    Args:
+        model: the model.
+        there: names in a checkpoint that is to be loaded, with the slots of such optimizers.
+        rename: as in `matched`.
     """
     found = _own(model)
     own = list(found.values())
     paths = {id(variable): name for name, variable in found.items()}
     for optimizer in models.optimizers_of(model):
-        if not optimizer.built:
-            with _scope_of(model):
-                optimizer.build(model.trainable_variables)
         attribute = next(name for name, value in vars(model).items() if value is optimizer)
+        if not optimizer.built:
+            trained = model.trainable_variables
+            if attribute != "optimizer":
+                trained = _trained_by(attribute, trained, paths, list(there), rename)
+            if not trained:
+                continue
+            with _scope_of(model):
+                optimizer.build(trained)
         _add_optimizer(found, paths, own, attribute, optimizer)
     return found
+
+
+def _trained_by(
+    attribute: str,
+    trainable: list[keras.Variable],
+    paths: Mapping[int, str],
+    there: list[str],
+    rename: Mapping[str, str] | None,
+) -> list[keras.Variable]:
+    """Return the variables of which a checkpoint has slots of an optimizer; all where it has none, if it is there."""
+    with_slots = {name.partition("@")[0] for name in there if f"@{attribute}." in name}
+    if not with_slots:
+        return trainable if any(name.startswith(f"@{attribute}/") for name in there) else []
+    pairs = matched(paths.values(), [name for name in there if "@" not in name], rename)
+    return [each for each in trainable if pairs.get(paths[id(each)]) in with_slots]
 
 
 def weights_of(model: keras.Model) -> dict[str, keras.Variable]:

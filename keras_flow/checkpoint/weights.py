@@ -39,7 +39,7 @@ def load_weights(
     """Load the weights of a model from files that need not be a checkpoint of keras_flow.
 
     No rank reads or holds the whole of a weight that is split. All processes of a job call it. The optimizer stays as
-    it is.
+    it is; of Keras's own files it is loaded too, as by `model.load_weights`, where they have it.
 
     Args:
         path: a `.keras`, `.weights.h5` or `.weights.json` file of Keras; a file of safetensors, several by a pattern

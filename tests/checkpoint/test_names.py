@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import keras_flow as kf
-from keras_flow.checkpoint import names
+from keras_flow.checkpoint import names, saving
 from keras_flow.errors import FlowError
 
 pytestmark = pytest.mark.usefixtures("four_ranks")
@@ -53,6 +53,29 @@ def test_averages_accumulators_and_inner_optimizers(make: Any) -> None:
     found = names.named(_model(make()))
     assert sum(name.startswith("net/one/kernel@") for name in found) >= 2
     assert len(set(found)) == len(found)
+
+
+def test_an_optimizer_that_a_step_builds_with_a_part_of_the_weights(tmp_path: Any) -> None:
+    """As a GAN's second one is: before its first step it has nothing, and is loaded into one that is not built."""
+    model, other = _model("sgd"), keras.optimizers.Adam()
+    model.of_generator = other
+    kf.checkpoint.save(tmp_path, model, step=1)
+    assert not other.built and saving.step_of(model) == 0
+    other.build(model.layers[1].trainable_variables)
+    for variable in other.variables:
+        variable.assign(variable + 3)
+    assert saving.step_of(model) == 3
+    kf.checkpoint.save(tmp_path, model, step=2)
+
+    def loaded(step: int) -> Any:
+        found = _model("sgd")
+        found.of_generator = keras.optimizers.Adam()
+        kf.checkpoint.load(tmp_path, found, step=step)
+        return found.of_generator
+
+    assert not loaded(1).built
+    for found, value in zip(loaded(2).variables, other.variables, strict=True):
+        np.testing.assert_array_equal(found, value)
 
 
 def test_two_paths_that_keras_writes_alike() -> None:
@@ -107,6 +130,22 @@ def test_what_fits_is_loaded_and_the_rest_named(tmp_path: Any) -> None:
     loaded = kf.checkpoint.load(tmp_path, other := _model("adam", ("one", "three")), strict=False)
     np.testing.assert_array_equal(other.layers[0].kernel, kf.checkpoint.read_tensor(tmp_path, "net/one/kernel"))
     assert any("'net/three/kernel' is not in the checkpoint" in text for text in loaded.left_out)
+
+
+def test_the_integers_of_quantized_weights_are_no_weights(tmp_path: Any) -> None:
+    kf.checkpoint.save(tmp_path, _model("sgd"), step=1)
+    quantized = _model("sgd")
+    for layer in quantized.layers:
+        layer.quantize("int8")
+    before = np.asarray(quantized.layers[0]._kernel)
+    left_out = kf.checkpoint.load(tmp_path, quantized, strict=False).left_out
+    assert any(
+        "'net/one/kernel' is int8, and float32 in the checkpoint: `quantize` it after" in each for each in left_out
+    )
+    np.testing.assert_array_equal(quantized.layers[0]._kernel, before)
+    kf.checkpoint.save(tmp_path, quantized, step=2)
+    with pytest.raises(FlowError, match="is float32, and int8 in the checkpoint: `quantize` the model before"):
+        kf.checkpoint.load(tmp_path, _model("sgd"))
 
 
 def test_a_models_own_name_before_all_names_may_be_missing() -> None:
