@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ def hooks(entry: Callable[..., object]) -> Sequence[Hook]:
 
     def wrap_class(cls: type, original: Callable[..., object], model: keras.Model) -> object:
         """Hook on `Trainer.__init__`: the first model of a class that has such methods."""
-        for owner in (cls, *_subclasses(keras.Model)):
+        for owner in (cls, *_subclasses(keras.Layer)):
             _wrap_names(owner, entry)
         return original(model)
 
@@ -61,8 +62,8 @@ def forget(model: keras.Model) -> None:
 
 
 def wrap_loaded(entry: Callable[..., object]) -> None:
-    """Wrap the names of the classes that exist."""
-    for cls in _subclasses(keras.Model):
+    """Wrap the names of the classes that exist, among them tokenizers and converters, which are layers."""
+    for cls in _subclasses(keras.Layer):
         _wrap_names(cls, entry)
 
 
@@ -117,13 +118,21 @@ def _write(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Hook on `save_to_preset` and `save_lora_weights`: process 0 writes; a file beside its name, then renamed."""
+    """Hook on `save_to_preset` and `save_lora_weights`: process 0 writes, beside the name, and renames."""
 
     def write() -> None:
-        if original.__name__ == _PRESET or not Path(path).parent.is_dir():  # a folder, or an error
+        if not Path(path).parent.is_dir():
             original(model, path, *args, **kwargs)
             return
         with atomic.beside(path) as new:
             original(model, str(new), *args, **kwargs)
+            for old in Path(path).rglob("*") if new.is_dir() else ():  # what is in the folder beside a preset stays
+                kept = new / old.relative_to(path)
+                if old.is_file() and not kept.exists():
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    try:
+                        os.link(old, kept)
+                    except OSError:  # a file system without links
+                        shutil.copy2(old, kept)
 
     shared_files.once(write, model, original.__name__)

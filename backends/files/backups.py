@@ -123,8 +123,11 @@ def _say_what_is_exact() -> None:
 
 
 def _iterations(model: keras.Model) -> int | None:
-    """How many updates the weights have had, which is also in their file."""
-    return None if model.optimizer is None else int(np.asarray(model.optimizer.iterations))
+    """How many steps the weights have had, which is also in their file."""
+    if model.optimizer is None:
+        return None
+    # those that accumulate gradients have `iterations` for whole updates only, and count steps in this one
+    return int(np.asarray(getattr(model.optimizer, "inner_optimizer", model.optimizer)._iterations))
 
 
 def _read(path: str) -> list[dict[str, Any]]:

@@ -7,22 +7,22 @@ active, so the file is that of a model which was trained on one device.
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_flow import atomic
 from keras_flow.backends.active import backend
 from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import hook
 from keras_flow.current import models, reachable
-from keras_flow.current.distribution import Distribution, active, holding
+from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
 
@@ -57,10 +57,14 @@ def export(
     def write() -> None:
         has_folder = Path(filepath).parent.is_dir()
         with whole(model), atomic.beside(filepath) if has_folder else nullcontext(filepath) as path:
+            said = io.StringIO()
             try:
-                original(model, str(path), format, *args, **kwargs)
+                with redirect_stdout(said):
+                    original(model, str(path), format, *args, **kwargs)
             except ValueError as error:  # of the name, say: the one that was asked for
                 raise ValueError(str(error).replace(str(path), str(filepath))) from error
+            finally:
+                print(said.getvalue().replace(str(path), str(filepath)), end="")
 
     def write_or_say() -> None:
         try:
@@ -82,39 +86,9 @@ def export(
         shared_files.write_alone(write_or_say, model, "export", models.all_variables)
 
 
-@contextmanager
-def whole(model: keras.Model) -> Iterator[None]:
+def whole(model: keras.Model) -> AbstractContextManager[None]:
     """Inside, the model's variables have plain logical values on one device, and no distribution holds."""
-    with _plain(list(models.all_variables(model, global_seed=True)), [model], {}):
-        yield
-
-
-@contextmanager
-def _plain(variables: Iterable[keras.Variable], layers: Iterable[keras.Layer], made: dict[int, Any]) -> Iterator[None]:
-    """Inside, variables have plain logical values on one device, and no distribution holds.
-
-    Args:
-        variables: some.
-        layers: those that have them.
-        made: id of a variable -> the plain value of an earlier call, which a traced function may hold; it is added to.
-    """
-    given = [variable for variable in variables if variable._value is not None]
-    values = [_logical(variable) for variable in given]  # while all are on the ranks
-    kept = [(variable._value, getattr(variable, "_layout", None)) for variable in given]
-    with holding(None):
-        try:
-            for variable, value in zip(given, values, strict=True):
-                variable._layout = None
-                variable._value = backend().plain_value(variable, value, made.get(id(variable)))
-                made[id(variable)] = variable._value
-            for layer in layers:
-                backend().track(layer)
-            yield
-        finally:
-            for variable, (value, layout) in zip(given, kept, strict=True):
-                variable._value, variable._layout = value, layout
-            for layer in layers:
-                backend().track(layer)
+    return shared_files.plain(list(models.all_variables(model, global_seed=True)), [model], {})
 
 
 def _of_archive(archive: Any, *args: object, **kwargs: object) -> _Given | None:
@@ -153,13 +127,8 @@ class _Given:
 )
 def _into_archive(given: _Given, original: Callable[..., object], archive: object, *args: Any, **kwargs: Any) -> object:
     """Hook on the methods of `ExportArchive`: they see the variables as one device has them; process 0 writes."""
-    with _plain(given.variables, given.layers, given.made):
+    with shared_files.plain(given.variables, given.layers, given.made):
         if original.__name__ != "write_out" or backend().world().process_count == 1:
             return original(archive, *args, **kwargs)
         shared_files.write_here(lambda: original(archive, *args, **kwargs), "ExportArchive.write_out")
         return None
-
-
-def _logical(variable: keras.Variable) -> np.ndarray:
-    copy = shared_files.copy_of(variable)
-    return np.asarray(variable) if copy is None else copy

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,10 @@ from keras_flow.backends.active import backend
 from keras_flow.backends.files import whole_files
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.rendezvous import agreement, meeting
-from keras_flow.current.distribution import active
+from keras_flow.current import keras_places
+from keras_flow.current.distribution import active, holding
 from keras_flow.current.joining import WRITER_FAILED
-from keras_flow.current.models import all_variables, remembered
+from keras_flow.current.models import all_variables, own_variables, remembered
 from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
@@ -197,6 +199,46 @@ def copy_of(variable: object) -> np.ndarray | None:
     return None if copies is None else copies.get(id(variable))
 
 
+@contextmanager
+def plain(variables: Iterable[keras.Variable], layers: Iterable[keras.Layer], made: dict[int, Any]) -> Iterator[None]:
+    """Inside, variables have plain logical values on one device, and no distribution holds.
+
+    Args:
+        variables: some.
+        layers: those that have them.
+        made: id of a variable -> the plain value of an earlier call, which a traced function may hold; it is added to.
+    """
+    given = [variable for variable in variables if variable._value is not None]
+    # while all are on the ranks
+    values = [np.asarray(variable) if (copy := copy_of(variable)) is None else copy for variable in given]
+    kept = [(variable._value, getattr(variable, "_layout", None)) for variable in given]
+    with holding(None):
+        try:
+            for variable, value in zip(given, values, strict=True):
+                variable._layout = None
+                variable._value = backend().plain_value(variable, value, made.get(id(variable)))
+                made[id(variable)] = variable._value
+            for layer in layers:
+                backend().track(layer)
+            yield
+        finally:
+            for variable, (value, layout) in zip(given, kept, strict=True):
+                variable._value, variable._layout = value, layout
+            for layer in layers:
+                backend().track(layer)
+
+
+def computing_layers(model: keras.Model) -> list[keras.Layer]:
+    """Return the layers that write values that they compute: these have to find their weights whole."""
+
+    def computes(layer: Any) -> bool:
+        # a user's method may compute with the weights
+        own = not keras_places.is_of_keras(type(layer).save_own_variables)
+        return own or bool(getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
+
+    return [layer for layer in model._flatten_layers() if computes(layer)]
+
+
 def write_alone(
     action: Callable[[], object],
     model: keras.Model | None,
@@ -232,9 +274,14 @@ def write_alone(
                     copies[id(variable)] = value
     error: BaseException | None = None
     if is_writer:
+        layers = [] if model is None else computing_layers(model)
+        layers = [layer for layer in layers if any(id(each) in copies for each in own_variables(layer))]
+        # what is not split too: an engine computes with values of one device, or of several processes
+        computed = [each for layer in layers for each in own_variables(layer)]
         token = _copies.set(copies)
         try:
-            error = written(action)
+            with plain(computed, layers, {}) if computed else nullcontext():
+                error = written(action)
         finally:
             _copies.reset(token)
     told(error, agreement.first_says)

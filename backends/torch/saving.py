@@ -19,7 +19,6 @@ from keras_flow.backends.hooking import always, hook
 from keras_flow.backends.rendezvous import agreement, meeting
 from keras_flow.backends.torch import gather_blocks, layouts, variables
 from keras_flow.backends.torch.operators import reading_dtensors
-from keras_flow.current import keras_places
 from keras_flow.current.keras_places import engine_core as core
 from keras_flow.current.variable_layout import stage_rank
 
@@ -125,13 +124,6 @@ def read_stage(
     return array if dtype is None else array.astype(dtype)
 
 
-def _computes(layer: keras.Layer) -> bool:
-    """Whether a layer writes values that it computes: it has to find them whole."""
-    # a user's method may compute with the weights, and needs whole ones
-    own = not keras_places.is_of_keras(type(layer).save_own_variables)
-    return own or bool(getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
-
-
 def write_alone(action: Callable[[], object], model: keras.Model | None, name: str) -> None:
     """Rank 0 calls `action`; the others wait, answer it when it asks for their pieces, and get its error."""
     if not shared_files.is_split(model):
@@ -140,9 +132,8 @@ def write_alone(action: Callable[[], object], model: keras.Model | None, name: s
     writes = layouts.this_rank() == 0
     error: BaseException | None = None
     stored = [] if model is None else list(shared_files.saved_variables(model))
-    computed = (
-        [] if model is None else [v for layer in model._flatten_layers() if _computes(layer) for v in layer.variables]
-    )
+    computing = [] if model is None else shared_files.computing_layers(model)
+    computed = [variable for layer in computing for variable in layer.variables]
     # gathered before rank 0 goes on alone: inside, the others answer questions only
     with variables.whole(computed, here=writes):
         if writes:

@@ -116,6 +116,38 @@ def test_orbax_in_two_processes_of_jax(two_processes: Callable[[str, int], Pool]
             assert left == ["1", "2"]
 
 
+def _adapters(folder: str) -> list[float]:
+    """How far a file is off whose layer has adapters: it has the sum, which process 0 computes of a split kernel."""
+    import keras
+
+    import keras_flow as kf
+
+    mesh, found = kf.Placement([[0, 1, 2, 3]], axis_names=("data", "model")), []
+    x = np.eye(6, dtype="float32")
+    for mode in (None, "int8"):
+        with kf.ModelParallel(mesh, rules={"hidden/kernel": {"model": kf.sbp.split(1)}}, batch_axes="data").scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, name="hidden")])
+            if mode is not None:
+                model.layers[0].quantize(mode)
+            model.layers[0].enable_lora(2)
+            model.layers[0].lora_kernel_b.assign(np.ones((2, 8), "float32"))
+            model.save(f"{folder}/model.keras")
+            expected = model.predict(x, verbose=0)
+        again = keras.models.load_model(f"{folder}/model.keras")
+        found.append(float(np.abs(again.predict(x, verbose=0) - expected).max()))
+    return found
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("engine", ["jax", pytest.param("tensorflow", marks=pytest.mark.full)])
+def test_adapters_of_a_split_kernel_are_saved(
+    engine: str, two_processes: Callable[[str, int], Pool], tmp_path: Path
+) -> None:
+    for exact, quantized in two_processes(engine, 4).on_each(_adapters, str(tmp_path)):
+        assert exact <= 1e-6
+        assert quantized <= 2e-2  # adapters are added to integers, and rounded again
+
+
 def test_two_factors_meet_in_all_pairs_of_levels() -> None:
     factors = list(stage.FACTORS)
     for first in factors:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -70,7 +72,9 @@ def exported(layouts: tuple[str, ...], formats: tuple[str, ...]) -> dict[str, st
 
     def export(model: Any, format: str, path: Path) -> str:
         try:
-            model.export(str(path), format=format, verbose=False)
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                model.export(str(path), format=format, verbose=True)
+            assert "keras-flow-writes" not in printed.getvalue(), "the path of the meantime"
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
             assert not list(path.parent.iterdir()), "half of a file is left"

@@ -130,3 +130,67 @@ def test_an_edited_file_is_written_by_one_process(on_ranks: Callable[..., Pool],
         assert weights[0].shape == (2, 3) and weights[1].tolist() == [0.0, 1.0, 2.0]
         assert "expected a `.weights.h5` extension" in error
     assert sorted(each.name for each in tmp_path.iterdir()) == ["edited.weights.h5", "model.weights.h5"]
+
+
+def _preset(folder: str) -> tuple[list[list[str]], int]:
+    """The files of a preset, as KerasHub's models write one, after a save, one that fails, and another one.
+
+    Also how often this rank has written a layer, as tokenizers are.
+    """
+    import contextlib
+
+    import keras
+
+    import keras_flow as kf
+    from keras_flow import comm
+
+    class Own(keras.Sequential):
+        def save_to_preset(self, path: str, text: str) -> None:
+            Path(path).mkdir(exist_ok=True)
+            Path(path, "config.json").write_text(text)
+            if text == "half":
+                raise OSError("no space left")
+
+    class Words(keras.layers.Layer):
+        written = 0
+
+        def save_to_preset(self, path: str) -> None:
+            self.written += 1
+
+    path, found = Path(folder) / "preset", []
+    with kf.DataParallel().scope():
+        model = Own([keras.Input((2,)), keras.layers.Dense(3)])
+        for text in ("old", "half", "new"):
+            with contextlib.suppress(OSError, kf.FlowError):
+                model.save_to_preset(str(path), text)
+            found.append(sorted(f"{each.name}: {each.read_text()}" for each in path.iterdir()))
+            comm.barrier()
+            (path / "beside.txt").touch()
+            comm.barrier()
+        words = Words()
+        words.save_to_preset(str(Path(folder) / "words"))
+        return found, words.written
+
+
+def test_a_preset_is_the_old_one_or_the_new_one(on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    beside = "beside.txt: "
+    expected = [["config.json: old"], [beside, "config.json: old"], [beside, "config.json: new"]]
+    assert on_ranks("torch").on_each(_preset, str(tmp_path)) == [(expected, int(rank == 0)) for rank in range(4)]
+
+
+def _backed_up() -> int | None:
+    """How many steps a backup says that weights have had, where four steps are an update."""
+    import keras
+
+    import keras_flow as kf
+    from keras_flow.backends.files import backups
+
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(gradient_accumulation_steps=4), "mse")
+        model.fit(np.ones((24, 2)), np.ones((24, 3)), batch_size=4, verbose=0)
+    return backups._iterations(model)
+
+
+def test_a_backup_counts_steps_and_not_updates(on_ranks: Callable[..., Pool]) -> None:
+    assert on_ranks("torch")(_backed_up) == 6
