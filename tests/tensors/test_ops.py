@@ -19,7 +19,7 @@ from keras_flow.tensors.ranks import local_ranks
 from tests import sampling
 from tests.tensors.cases import CASES, EVERY_NAME, Case
 from tests.tensors.checking import LINE, MESH, arguments_of, close, spread
-from tests.tensors.engines import ENGINES, on_engines, on_engines_alone, on_every_engine, on_numpy
+from tests.tensors.engines import ENGINES, on_engines, on_engines_alone, on_numpy
 
 LAYOUTS = ("B,B", "S(0),S(1)", "S(1),S(0)", "S(1),B", "P,S(0)")
 #: of how many cases an engine runs one a day; JAX compiles each primitive anew for each rank's device
@@ -217,7 +217,7 @@ def test_numbers_of_a_list_beside_partial_sums_count_once() -> None:
     assert kf.ops.stack([total, np.int32(1), 2]).numpy().tolist() == [6, 1, 2]
 
 
-@on_every_engine
+@on_engines
 def test_arrays_that_are_no_tensors() -> None:
     value = np.arange(24, dtype="float32").reshape(4, 6)
     x = kf.tensor(value, placement=LINE, sbp="S(0)")
