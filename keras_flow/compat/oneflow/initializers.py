@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -83,10 +84,11 @@ INITIALIZERS: dict[str, Callable[..., Any]] = {
     ),
     "truncated_normal_initializer": lambda mean=0.0, stddev=1.0: _of.TruncatedNormal(mean, stddev),
     "truncated_normal": lambda stddev=1.0: _of.TruncatedNormal(0.0, stddev),
-    "xavier_uniform_initializer": lambda data_format="": _scaling(1.0, "fan_avg", "random_uniform", data_format),
-    "xavier_normal_initializer": lambda data_format="": _scaling(1.0, "fan_avg", "random_normal", data_format),
-    "glorot_uniform_initializer": lambda data_format="": _scaling(1.0, "fan_avg", "random_uniform", data_format),
-    "glorot_normal_initializer": lambda data_format="": _scaling(1.0, "fan_avg", "random_normal", data_format),
+    **{
+        f"{name}_{kind}_initializer": functools.partial(_scaling, 1.0, "fan_avg", f"random_{kind}")
+        for name in ("xavier", "glorot")
+        for kind in ("uniform", "normal")
+    },
     "variance_scaling_initializer": _scaling,
     "kaiming_initializer": _kaiming,
 }
