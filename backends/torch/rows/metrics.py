@@ -187,4 +187,5 @@ def _by_rows(
 
 
 def _whole(leaf: object) -> object:
-    return layers.plain_with_mask(split_rows.gathered(leaf))
+    plain = split_rows.gathered(leaf)
+    return layers.plain_with_mask(leaves.with_mask_of(leaf, plain, split_rows.gathered))

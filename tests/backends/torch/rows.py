@@ -22,7 +22,7 @@ def data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return random.standard_normal((rows, 5, 6)).astype("float32"), random.integers(0, CLASSES, rows), weights
 
 
-def model_with(loss: Any, metrics: Sequence[Any] = (), masked: bool = False, loss_weights: Any = None) -> Any:
+def model_with(loss: Any, metrics: Any = (), masked: bool = False, loss_weights: Any = None) -> Any:
     """Two outputs, one for each time step, and one for each row; statistics of all rows in between."""
     import keras
 
@@ -33,7 +33,8 @@ def model_with(loss: Any, metrics: Sequence[Any] = (), masked: bool = False, los
     rows = keras.layers.BatchNormalization()(keras.layers.Dense(8, "tanh")(keras.layers.Flatten()(inputs)))
     rows = keras.layers.Dense(CLASSES, "softmax", name="rows")(rows)
     model = keras.Model(inputs, {"steps": steps, "rows": rows})
-    model.compile(keras.optimizers.SGD(0.5), loss, metrics={"rows": list(metrics)}, loss_weights=loss_weights)
+    metrics = metrics if isinstance(metrics, dict) else {"rows": list(metrics)}
+    model.compile(keras.optimizers.SGD(0.5), loss, metrics=metrics, loss_weights=loss_weights)
     return model
 
 
@@ -168,6 +169,12 @@ def metrics_of_the_users_own_get_all_rows() -> None:
         return keras.ops.max(y_pred, axis=0) - keras.ops.min(y_pred, axis=0)
 
     assert gathered(compared(lambda: model_with("mse", [spread]), ROWS))
+
+    def error(y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.mean(keras.ops.abs(keras.ops.subtract(y_true, y_pred)), axis=-1)
+
+    for rows in (8, ROWS):  # without the time steps that are masked
+        assert gathered(compared(lambda: model_with("mse", {"steps": [error]}, masked=True), rows))
 
 
 #: kind of prediction -> the activation that makes it, and targets of it from random numbers [rows, CLASSES]
