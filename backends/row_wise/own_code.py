@@ -75,6 +75,12 @@ def unknown_function(layer: keras.Layer) -> str:
     return ""
 
 
+def is_along_last_dim(function: object) -> bool:
+    """Whether it is one of Keras's activations along the last dim, which are no longer row-wise for a tensor [rows]."""
+    name = getattr(function, "__name__", "")
+    return name in ("softmax", "log_softmax", "sparsemax", "glu") and id(function) in _rowwise_functions()
+
+
 def _is_activation_of_hub(function: object) -> bool:
     """KerasHub's backbones give it to their layers; its code is one call of Keras's `gelu`."""
     return getattr(function, "__name__", "") == "gelu_approximate" and is_keras(function)

@@ -223,7 +223,8 @@ def _of_rank(layer: keras.Layer, rank: int | None) -> Interaction | None:
         return Interaction("along rows", f"layer {layer.name!r} takes a tensor of {rank} dims for one sample")
     # of the many layers with an axis, only those in the table do something along it
     axes = layer.axes if name == "Dot" else getattr(layer, "axis", None)
-    if axes == 0 or (name in _ALONG_AXIS and touches_rows(axes, rank)):
+    of_last_dim = own_code.is_along_last_dim(getattr(layer, "activation", None))
+    if axes == 0 or (name in _ALONG_AXIS and touches_rows(axes, rank)) or (of_last_dim and touches_rows(-1, rank)):
         return Interaction("along rows", f"layer {layer.name!r} works along dimension 0")
     # a vector without a batch dim is one sample, whose entries are no rows
     if name in _ENCODERS and getattr(layer, "output_mode", "int") != "int" and rank in (None, 0, 1):

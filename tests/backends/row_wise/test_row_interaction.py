@@ -22,6 +22,7 @@ ROW_BY_ROW: dict[str, Callable[[], keras.Layer]] = {
     "flip": lambda: layers.RandomFlip(),
     "crop": lambda: layers.RandomCrop(4, 4),
     "alpha dropout": lambda: layers.AlphaDropout(0.5),
+    "softmax": lambda: layers.Activation("softmax"),
     "classes": lambda: layers.CategoryEncoding(4, output_mode="one_hot"),
 }
 KIND: dict[str, tuple[Callable[[], keras.Layer], str]] = {
@@ -29,6 +30,7 @@ KIND: dict[str, tuple[Callable[[], keras.Layer], str]] = {
     "two draws that look like rows": (lambda: layers.RandomGaussianBlur(), "unknown"),
     "the user's": (lambda: layers.Lambda(lambda x: x), "own code"),
     "normalization over rows": (lambda: layers.LayerNormalization(axis=0), "along rows"),
+    "softmax of a vector of rows": (lambda: called(layers.Activation("softmax")), "along rows"),
 }
 
 
