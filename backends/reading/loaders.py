@@ -1,9 +1,9 @@
 """torch's `DataLoader`s on every engine: a process fetches and transforms its own samples only, by as many workers.
 
 A loader is cut at its batch sampler. Two kinds are read whole, because parts of a batch would not be those of one
-device: those whose `collate_fn` is the user's own (it may pad to the longest sample of the batch), and those whose
-dataset draws from the global random generators (every sample moves them on). The second is found as the first batches
-are read, which are whole.
+device: those with a `collate_fn`, or a dataset's `__getitems__`, of the user's own (it may pad to the longest sample of
+the batch), and those whose dataset draws from the global random generators (every sample moves them on). The second is
+found as the first batches are read, which are whole; a dataset that draws later on is refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from keras_flow.backends.reading.process_rows import ProcessRows, ReadingEngine,
 from keras_flow.current.keras_places import data_adapter_utils
 from keras_flow.errors import FlowError
 
-#: samples of each worker that are watched for random draws, since the comparison takes some microseconds
-_WATCHED_SAMPLES = 256
 #: in the place of batches: all rows are read, as Keras does it
 WHOLE = object()
 
@@ -69,7 +67,20 @@ def _why_whole(stock: Any) -> str:
         return "it keeps its own position, as torchdata's StatefulDataLoader does, in the samples that it reads itself"
     if stock.collate_fn is not _torch_data().default_collate:
         return "its collate_fn is not torch's, and may make a sample depend on the others of its batch (padding)"
+    if name := _makes_batches(stock.dataset):
+        return f"__getitems__ of {name} is not torch's, and may make a sample depend on the others of its batch"
     return ""
+
+
+def _makes_batches(dataset: Any) -> str:
+    """The class of the dataset whose own `__getitems__` makes the samples of a batch together; empty where none has."""
+    kind = type(dataset)
+    if not callable(getattr(dataset, "__getitems__", None)):
+        return ""
+    if not kind.__module__.startswith("torch."):
+        return kind.__name__
+    inside = dataset.dataset if hasattr(dataset, "dataset") else dataset.datasets  # Subset, StackDataset
+    return next(filter(None, map(_makes_batches, tree.flatten(inside))), "")
 
 
 def _begin(stock: Any) -> None:
@@ -156,7 +167,15 @@ class OwnRowsLoader:
             # whole batches have the same samples in all processes, so that all come to the same answer
             if expected is None and not draws:
                 self.batches.first_whole = 0  # of the epochs that follow
-            if draws and expected is None and not self.batches.stays_whole:
+            if expected is not None and draws:
+                raise FlowError(
+                    "the dataset of the DataLoader drew from Python's, NumPy's or torch's global generator in batch "
+                    f"{expected[0]}, and not in the first one: ranks read their own rows, so that each would draw "
+                    "other numbers, and shuffle another order. Draw from a generator seeded by the sample's index, or "
+                    "give the loader a collate_fn of your own (lambda samples: default_collate(samples)): then every "
+                    "rank reads whole batches"
+                )
+            if draws and not self.batches.stays_whole:
                 self.batches.stays_whole = True
                 say_whole(
                     "the DataLoader",
@@ -171,14 +190,13 @@ class OwnRowsLoader:
 
 
 class _WatchedDataset:
-    """A dataset whose samples say whether they drew from a global random generator; used in workers too."""
+    """A dataset that says whether the samples of a batch drew from a global random generator; used in workers too."""
 
     dataset: Any
-    samples: int
 
     def __init__(self, dataset: Any):
         # not by `setattr`, which goes to the dataset
-        vars(self).update(dataset=dataset, samples=0)
+        vars(self)["dataset"] = dataset
 
     # a worker's `worker_init_fn` sees this one in the place of the user's
 
@@ -190,13 +208,15 @@ class _WatchedDataset:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.dataset, name, value)
 
-    def __getitem__(self, index: Any) -> tuple[Any, bool]:
-        vars(self)["samples"] += 1
-        if self.samples > _WATCHED_SAMPLES:
-            return self.dataset[index], False
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[index]
+
+    def __getitems__(self, indices: list[Any]) -> tuple[list[Any], bool]:
+        """Torch asks for the samples of a batch by this method."""
         before = _global_states()
-        sample = self.dataset[index]
-        return sample, _global_states() != before
+        of_all = getattr(self.dataset, "__getitems__", None)
+        samples: Any = of_all(indices) if callable(of_all) else [self.dataset[index] for index in indices]
+        return samples, _global_states() != before
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -208,5 +228,6 @@ def _global_states() -> tuple[object, ...]:
     return random.getstate(), (name, keys.tobytes(), *rest), torch_state  # type: ignore[union-attr]
 
 
-def _collate_with_draws(samples: list[tuple[Any, bool]]) -> tuple[Any, bool]:
-    return _torch_data().default_collate([sample for sample, _ in samples]), any(drew for _, drew in samples)
+def _collate_with_draws(found: tuple[list[Any], bool]) -> tuple[Any, bool]:
+    samples, drew = found
+    return _torch_data().default_collate(samples), drew

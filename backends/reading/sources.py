@@ -42,7 +42,10 @@ def batches(part: ProcessRows, engine: ReadingEngine, original: Callable[[Any], 
     if kind == "PyDatasetAdapter" and isinstance(adapter.py_dataset, py_datasets.OwnRowsPyDataset):
         return py_datasets.PyDatasetBatches(adapter, part, engine)
     if kind == "TFDatasetAdapter":
-        return TfDataBatches(adapter._dataset, part, engine)
+        parts = TfDataBatches(adapter._dataset, part, engine)
+        if not parts.why_whole:
+            return parts
+        say_whole("the tf.data.Dataset", parts.why_whole, part.word)
     if kind == "TorchDataLoaderAdapter":
         # asked for in each epoch: workers may stay, and are told once that a dataset draws
         if getattr(adapter, "_keras_flow_batches", None) is None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import tree
 
-from keras_flow.backends.reading.process_rows import ProcessRows, ReadingEngine, say_whole
+from keras_flow.backends.reading.process_rows import ProcessRows, ReadingEngine
 from keras_flow.current import keras_places
 from keras_flow.current.keras_places import tensorflow as tf
 
@@ -29,39 +29,31 @@ _MAPS = ("_MapDataset", "_ParallelMapDataset")
 
 
 class TfDataBatches:
-    """The batches of a `tf.data.Dataset`, of which this process makes its rows where the pipeline can be taken apart.
+    """The batches of a `tf.data.Dataset`, of which this process makes its rows.
 
     Args:
         dataset: the user's dataset of batches.
         part: which rows this process reads.
         engine: how they become values of a batch.
+
+    Attributes:
+        why_whole: why the pipeline cannot be taken apart, and batches are not to be read here; empty where it can.
     """
 
     def __init__(self, dataset: Any, part: ProcessRows, engine: ReadingEngine):
         self.dataset, self.part, self.engine = dataset, part, engine
         found, self.why_whole = _taken_apart(dataset)
         self.source, self.functions, self.batched, self.weights = found
-        if self.why_whole:
-            say_whole("the tf.data.Dataset", self.why_whole, part.word)
 
     def __iter__(self) -> Iterator[object]:
         self.engine.begins()
         # an iterator that begins moves a shuffle on: it begins where that of one device does
-        return self._parts(iter(self._read()) if self.engine.makes_tf_data else None)
-
-    def _read(self) -> Any:
-        return self.dataset if self.why_whole else self._own_rows(self.engine.seen())
+        return self._parts(iter(self._own_rows(self.engine.seen())) if self.engine.makes_tf_data else None)
 
     def _parts(self, begun: Iterator | None) -> Iterator[object]:
-        for item in begun or self._read():
-            if self.why_whole:
-                yield self._values(item)
-            else:
-                number, rows, batch = item
-                yield self.part.divided(self._values(batch), int(number), int(rows))
-
-    def _values(self, batch: object) -> object:
-        return tree.map_structure(self.engine.from_host, batch, none_is_leaf=False)
+        for number, rows, batch in begun or self._own_rows(self.engine.seen()):
+            values = tree.map_structure(self.engine.from_host, batch, none_is_leaf=False)
+            yield self.part.divided(values, int(number), int(rows))
 
     def _own_rows(self, seen: int) -> Any:
         """A dataset of (number, rows of the logical batch, those that this process reads)."""
@@ -79,19 +71,18 @@ class TfDataBatches:
             own = samples.batch(tf.shape(indices, out_type=tf.int64)[0])
             for function in self.weights:
                 own = own.map(function)
-            return own.map(lambda *own: (number, rows, _one(own)))
+            is_tuple = type(own.element_spec) is tuple
+            return own.map(lambda *own: (number, rows, own if is_tuple else own[0]))
 
-        # elements are tuples or single values: a batch travels as one argument, by name
-        batches = self.batched(self.source).map(lambda *values: {"batch": _one(values)}).enumerate(seen)
+        # a function is given what is in a tuple, also of one: a batch travels as one argument, by name
+        is_tuple = type(self.source.element_spec) is tuple
+        named = self.batched(self.source).map(lambda *values: {"batch": values if is_tuple else values[0]})
+        batches = named.enumerate(seen)
         own = batches.flat_map(lambda number, batch: of_batch(number, batch["batch"]))
         return own.with_options(self.dataset.options()).prefetch(tf.data.AUTOTUNE)
 
     def _indices(self, number: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return self.part.indices(int(number), int(rows))
-
-
-def _one(parts: tuple[Any, ...]) -> Any:
-    return parts if len(parts) > 1 else next(iter(parts))
 
 
 class _Pipeline(NamedTuple):
@@ -128,12 +119,13 @@ def _taken_apart(dataset: Any) -> tuple[_Pipeline, str]:
     node = batch._input_dataset
     while type(node).__name__ in (*_MAPS, *_TRANSPARENT):
         if type(node).__name__ in _MAPS:
-            if _has_state(node._map_func.function.graph):
+            if _has_state(node._map_func.function.graph) or not _is_dense(node):
                 break
-            functions.insert(0, node._map_func._func)
+            functions.insert(0, _as_it_was_made(node._map_func))
         node = node._input_dataset
-    specs = tree.flatten(node.element_spec)
-    if not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
+    if not _is_dense(node):
+        return nothing, "its samples are sparse or ragged"
+    if not all(spec.shape.is_fully_defined() for spec in tree.flatten(node.element_spec)):
         return nothing, "its samples have no fixed shape before they are transformed"
 
     def batched(samples: Any) -> Any:
@@ -151,6 +143,19 @@ def _weighs_classes(node: Any) -> bool:
         keras_places.find("keras:tf_dataset_adapter").__name__,
         "make_class_weight_map_fn.<locals>.class_weights_map_fn",
     )
+
+
+def _is_dense(dataset: Any) -> bool:
+    return all(isinstance(spec, tf.TensorSpec) for spec in tree.flatten(dataset.element_spec))
+
+
+def _as_it_was_made(function: Any) -> Callable[..., Any]:
+    """The function of a `map`, as it was traced by then: a new trace would see the Python values of now."""
+
+    def call(*args: Any) -> Any:
+        return tf.nest.pack_sequence_as(function.output_structure, function.function(*tf.nest.flatten(args)))
+
+    return call
 
 
 def _has_state(graph: Any) -> bool:

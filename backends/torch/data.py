@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves
-from keras_flow.backends.reading.batch_watch import BatchWatch, Digest, digest_of_part
+from keras_flow.backends.reading.batch_watch import BatchWatch, Digest, digest_of_part, of_single_batches
 from keras_flow.backends.torch import layouts, local_tensors
 from keras_flow.backends.torch.rows.split_rows import SplitRows, gathered
 from keras_flow.backends.torch.variables import from_logical
@@ -86,7 +86,7 @@ def _is_own(leaf: SplitRows, mesh: DeviceMesh, placements: layouts.TorchPlacemen
 
 def refuse(x: object) -> None:
     """Raise where an input cannot become a torch tensor, before Keras tries."""
-    for path, leaf in tree.flatten_with_path(x):
+    for path, leaf in tree.flatten_with_path(getattr(x, "element_spec", x)):  # of a tf.data.Dataset
         name = "x" + "".join(f"[{key!r}]" for key in path)
         if isinstance(leaf, str) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU"):
             raise FlowError(
@@ -94,7 +94,12 @@ def refuse(x: object) -> None:
                 "StringLookup, TextVectorization or Hashing to the data before the model, as in "
                 "`x = keras.layers.StringLookup(vocabulary=...)(words)`, or use the tensorflow backend"
             )
-        if type(leaf).__name__ == "RaggedTensor":
+        if type(leaf).__name__ == "SparseTensorSpec":
+            raise FlowError(
+                f"input {name} of the tf.data.Dataset is sparse: Keras makes no torch tensor of a tf.SparseTensor. "
+                "Make it dense, `dataset.map(lambda x, y: (tf.sparse.to_dense(x), y))`, or use the tensorflow backend"
+            )
+        if type(leaf).__name__ in ("RaggedTensor", "RaggedTensorSpec"):
             raise FlowError(
                 f"input {name} is ragged: torch has no ragged tensors (Keras: `ragged=True` is not supported with the "
                 "torch backend). Pad it, `ragged.to_tensor()`, or use the tensorflow backend"
@@ -115,3 +120,8 @@ def _digest(leaf: object) -> Digest:
 
 #: of the loop that is running
 watch = BatchWatch(_digest)
+
+
+def watch_of_step() -> BatchWatch:
+    """What the batch of the step that begins is compared by: a loop's, or that of the method for one batch."""
+    return of_single_batches(_digest) or watch

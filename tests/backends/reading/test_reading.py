@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
 
-from keras_flow.backends.reading import loaders, py_datasets, tf_data
+from keras_flow.backends.reading import loaders, process_rows, py_datasets, tf_data
 from keras_flow.backends.reading.batch_watch import PartOfRows
 from keras_flow.backends.reading.process_rows import ArrayBatches, ProcessRows, ReadingEngine, one_ahead
-from keras_flow.errors import FlowWarning
+from keras_flow.errors import FlowError, FlowWarning
 
 ROWS, BATCH, PROCESSES = 45, 8, 4
 X = np.random.default_rng(0).standard_normal((ROWS, 3)).astype("float32")
 ENGINE = ReadingEngine("numpy", lambda array, sliced: array.convert_to_numpy(sliced), np.asarray)
 UNEVEN = ("balanced", "padded", "whole")
+PART = ProcessRows(PROCESSES, 1, 1, "balanced")
 
 
 def parts(uneven: str) -> list[ProcessRows]:
@@ -95,10 +96,33 @@ def test_pipelines_of_tf_data(uneven: str) -> None:
         (samples.map(lambda x: x + tf.random.uniform([])).batch(BATCH), ""),
         (tf.data.Dataset.range(9).map(lambda n: tf.range(n)).padded_batch(3), "PaddedBatchDataset"),
         (sizes.map(lambda x: x + tf.random.uniform([], maxval=9, dtype=tf.int64)).batch(4), "no fixed shape"),
+        (samples.map(tf.sparse.from_dense).batch(4), "sparse or ragged"),
+        (samples.map(lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 2])).map(tf.shape).batch(4), "sparse or ragged"),
     ):
         found = tf_data.TfDataBatches(pipeline, parts(uneven)[1], ENGINE)
         assert why in found.why_whole
         assert not found.functions
+
+
+def test_functions_of_samples_are_those_that_the_program_made() -> None:
+    """They keep the Python values with which they were made; one device traces them once."""
+    import tensorflow as tf
+
+    samples = tf.data.Dataset.from_tensor_slices({"b": X, "a": X[:, 0]})
+    for number in (1, 2):
+        samples = samples.map(lambda row: {"b": row["b"] * number - row["a"][None], "a": row["a"]})  # noqa: B023
+    apart = samples.map(lambda row: row["b"]).batch(BATCH)
+    check(lambda part: tf_data.TfDataBatches(apart, part, ENGINE), [batch.numpy() for batch in apart], "balanced")
+
+
+def test_a_tuple_of_one_stays_a_tuple() -> None:
+    """Keras takes it for inputs alone, and a pair inside it for two inputs."""
+    import tensorflow as tf
+
+    samples = tf.data.Dataset.from_tensor_slices(((X, X[:, 0]),))
+    for apart in (samples.batch(BATCH), samples.map(lambda pair: (pair,)).batch(BATCH)):
+        for (pair,) in tf_data.TfDataBatches(apart, parts("balanced")[1], ENGINE):
+            assert [leaf.ndim for leaf in pair] == [2, 1]
 
 
 def test_samples_that_draw_are_made_for_all_rows() -> None:
@@ -184,9 +208,66 @@ def test_a_loader_that_iterates_in_a_way_of_its_own_is_read_whole() -> None:
         def __iter__(self) -> Any:
             return (2 * batch for batch in super().__iter__())
 
-    part = ProcessRows(PROCESSES, 0, 0, "padded")
     with pytest.warns(FlowWarning, match="its class iterates in a way of its own"):
-        assert loaders.batches(Scaled(torch.tensor(X), BATCH), part, ENGINE) is loaders.WHOLE
+        assert loaders.batches(Scaled(torch.tensor(X), BATCH), PART, ENGINE) is loaders.WHOLE
+
+
+class _Draws:
+    """A dataset whose samples draw from a certain one on."""
+
+    def __init__(self, first: int):
+        self.first = first
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        return X[index] + (torch.rand(3).numpy() if index >= self.first else 0)
+
+    def __len__(self) -> int:
+        return ROWS
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_draw_now_and_then_are_refused(workers: int) -> None:
+    """Each rank's generator would have moved on by its own samples, and shuffle the next epoch in another order."""
+    import torch
+
+    # the last batch; with a worker the first three are read whole
+    found = loaders.batches(torch.utils.data.DataLoader(_Draws(41), BATCH, num_workers=workers), PART, ENGINE)
+    with pytest.raises(FlowError, match="drew from Python's, NumPy's or torch's global generator in batch 5"):
+        list(found)
+    process_rows._said.clear()
+    with pytest.warns(FlowWarning, match="global generator, which every sample moves on"):
+        assert len(list(loaders.batches(torch.utils.data.DataLoader(_Draws(0), BATCH), PART, ENGINE))) == 6
+
+
+class _Together:
+    """A dataset that gives the samples of a batch together, and none alone."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [*X[indices]]
+
+    def __len__(self) -> int:
+        return ROWS
+
+
+def test_datasets_that_give_the_samples_of_a_batch_together() -> None:
+    """torch's own ask for each by its index; of another it is not known, so that it makes whole batches."""
+    import torch
+
+    data = torch.utils.data
+    of_rows = data.TensorDataset(torch.tensor(X))
+    together: Any = _Together()
+    check(
+        lambda part: loaders.batches(data.DataLoader(data.Subset(of_rows, range(ROWS)), BATCH), part, ENGINE),
+        batches_of(X),
+        "balanced",
+        whole=1,
+    )
+    for dataset in (together, data.Subset(together, range(ROWS)), data.StackDataset(together, of_rows)):
+        with pytest.warns(FlowWarning, match="__getitems__ of _Together"):
+            assert loaders.batches(data.DataLoader(dataset, BATCH), PART, ENGINE) is loaders.WHOLE
+        process_rows._said.clear()
 
 
 def test_what_a_worker_sees_is_the_users_dataset() -> None:
@@ -196,7 +277,7 @@ def test_what_a_worker_sees_is_the_users_dataset() -> None:
     watched = pickle.loads(pickle.dumps(loaders._WatchedDataset(_Counting())))
     assert watched.begins == 7
     watched.begins = 8
-    assert watched[1] == (9, False) and len(watched) == 3
+    assert watched.__getitems__([1, 2]) == ([9, 10], False) and len(watched) == 3
     with pytest.raises(AttributeError):
         _ = watched.ends
 
