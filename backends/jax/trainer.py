@@ -13,7 +13,7 @@ from packaging.version import Version
 from keras_flow.backends import random_states
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.jax import data, devices, layer_scopes, layouts, partitioning, variables
-from keras_flow.backends.reading.batch_watch import BatchWatch
+from keras_flow.backends.reading import batch_watch
 from keras_flow.current.loops import Loop, running
 from keras_flow.errors import FlowError
 
@@ -27,8 +27,6 @@ _MAY_NOT_NAME_SPLITS = Version(jax.__version__) < Version("0.10")
 
 #: running loop -> the values that Keras took off the model's variables when it began; they go with the loop
 _purged: WeakKeyDictionary[Loop, list[tuple[keras.Variable, jax.Array]]] = WeakKeyDictionary()
-#: model -> method for one batch -> what its batches are compared by
-_watches: WeakKeyDictionary[keras.Model, dict[str, BatchWatch]] = WeakKeyDictionary()
 
 
 def enter(distribution: Distribution) -> None:
@@ -136,7 +134,8 @@ def on_batch(
     """Hook on the methods of `JAXTrainer` for one batch: compare the batch, and split one to predict."""
     if jax.process_count() > 1:
         weights = args[1] if len(args) > 1 else kwargs.get("sample_weight")
-        watch = _watches.setdefault(model, {}).setdefault(original.__name__, BatchWatch())
+        watch = batch_watch.of_single_batches()
+        assert watch is not None  # the method runs
         watch.see((x, args[0] if args else kwargs.get("y"), weights))
     if original.__name__ == "predict_on_batch":
         x = data.put_batch(x, distribution)

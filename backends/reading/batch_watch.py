@@ -8,17 +8,22 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import keras
 import numpy as np
 from keras import tree
 
 from keras_flow.backends.active import backend
 from keras_flow.backends.rendezvous import agreement, meeting
+from keras_flow.current import loops
 from keras_flow.errors import FlowError
 from keras_flow.units import numbered
 
 #: the first batches of each data source are compared across processes, and then every so many
 _FIRST, _EVERY = 3, 100
+#: model -> method for one batch -> what its batches are compared by
+_of_single_batches: WeakKeyDictionary[keras.Model, dict[str, BatchWatch]] = WeakKeyDictionary()
 
 
 def is_compared(number: int) -> bool:
@@ -98,6 +103,17 @@ def digest_of_part(part: PartOfRows, text: str, digest: Callable[[object], Diges
 def _sums(start: int, rows: Any, digest: Callable[[object], Digest]) -> dict[str, int]:
     found = digest(rows).sums  # of a sparse tensor there are none
     return {f"{start}:{start + rows.shape[0]}": found["all"]} if "all" in found else {}
+
+
+def of_single_batches(digest: Callable[[object], Digest] = digest) -> BatchWatch | None:
+    """The watch of the method for one batch that runs, by model and method; None where a loop runs, or nothing."""
+    running = next(iter(loops.running()[-1:]), None)
+    if running is None or not running.name.endswith("_on_batch"):
+        return None
+    of_model = _of_single_batches.setdefault(running.model, {})
+    if running.name not in of_model:
+        of_model[running.name] = BatchWatch(digest)
+    return of_model[running.name]
 
 
 class BatchWatch:

@@ -55,12 +55,20 @@ class OwnRowsPyDataset(keras.utils.PyDataset):
         return self.users.num_batches
 
     def __getitem__(self, index: int) -> dict[str, object]:
-        """The own rows of a batch, those to compare, and how many it has. Keras leaves a dict as it is."""
+        """The own rows of a batch, and how many it has. Keras leaves a dict as it is."""
         rows, own = self._rows(index, self.part.own)
-        # the rows of a batch may differ: how many are to be compared is known once it was asked for
-        compared = self.part.compared(index, rows)
-        others = self._rows(index, lambda rows: compared)[1] if compared.stop > compared.start else None
-        return {"index": index, "rows": rows, "batch": own, "compared": others}
+        return {"index": index, "rows": rows, "batch": own}
+
+    def compared(self, index: int, rows: int, number: int) -> object:
+        """The rows to compare of the batch `index`, which has so many; None where there are none.
+
+        Args:
+            index: which batch of the dataset it is.
+            rows: how many it has; those of another batch may be others.
+            number: which batch of the loop it is. Workers do not know that, and read no rows to compare.
+        """
+        compared = self.part.compared(number, rows)
+        return self._rows(index, lambda rows: compared)[1] if compared.stop > compared.start else None
 
     def _rows(self, index: int, chosen: Callable[[int], slice]) -> tuple[int, object]:
         part = RowsOfBatch(chosen)
@@ -125,10 +133,10 @@ class PyDatasetBatches:
         return self._parts()
 
     def _parts(self) -> Iterator[object]:
-        for item in self.adapter._get_iterator():
-            own = self._values(item["batch"])
-            compared = None if item["compared"] is None else self._values(item["compared"])
-            yield self.part.joined(own, compared, item["index"], item["rows"])
+        for number, item in enumerate(self.adapter._get_iterator(), self.engine.seen()):
+            index, rows, own = item["index"], item["rows"], self._values(item["batch"])
+            compared = self.adapter.py_dataset.compared(index, rows, number)
+            yield self.part.joined(own, None if compared is None else self._values(compared), number, rows)
 
     def _values(self, batch: object) -> object:
         # class weights are given to the rows that were read

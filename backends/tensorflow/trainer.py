@@ -15,6 +15,7 @@ from keras import tree
 
 from keras_flow.backends import random_states
 from keras_flow.backends.hooking import always, hook
+from keras_flow.backends.reading import batch_watch
 from keras_flow.backends.reading.batch_watch import BatchWatch
 from keras_flow.backends.tensorflow import profiled_programs, unpartitioned
 from keras_flow.backends.tensorflow.capabilities import capabilities
@@ -98,10 +99,11 @@ class Steps:
             self._leave_mesh_for_variables()
         # a new epoch, or other data: its first batch has the batch size, later ones may be the rest
         is_first = source is not None and self._source.begins(source)
-        if is_first:
+        of_single_batches = batch_watch.of_single_batches()
+        if is_first and of_single_batches is None:
             self._watch.restart(getattr(source, "batches", None))
         if source is not None:
-            self._watch.see(data)
+            (of_single_batches or self._watch).see(data)
         # given up for this model before: no new try for each batch
         if self._on_one_device is not None:
             return self._on_one_device(gathered(data, self.distribution))

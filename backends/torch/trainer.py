@@ -150,7 +150,7 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
             return function(data)
         # before the checksums: a tensor and an array of the same numbers are equal
         data = batches.to_tensors(data)
-        is_first = batches.watch.see(data)
+        is_first = batches.watch_of_step().see(data)
         if not layouts.distributed(distribution.placement):  # one rank, or this one outside the placement: all of it
             return function(data)
         consistent = _settled(model, distribution)

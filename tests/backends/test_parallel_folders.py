@@ -142,7 +142,7 @@ NAMES = {
         "MeshBatch batch_axis is_numpy_like": "DTensor holds one mesh axis on the rows, and takes no plain values",
         "to_tensors": "JAX's step takes host arrays as they are",
         "batches_on_mesh": "tf.data and torch's DataLoader read ahead by themselves",
-        "map_call rows refuse watch": "ranks are processes that read batches by themselves",
+        "map_call rows refuse watch watch_of_step": "ranks are processes that read batches by themselves",
     },
     "collectives": {
         "process_group forget_groups": "torch makes a group before it is used; the others name ranks in each call",

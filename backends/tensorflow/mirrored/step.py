@@ -11,6 +11,7 @@ from keras import tree
 
 from keras_flow.backends import states
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.reading import batch_watch
 from keras_flow.backends.reading.batch_watch import BatchWatch
 from keras_flow.backends.row_wise import own_code, row_interaction, row_operations, row_sums
 from keras_flow.backends.tensorflow.data import to_tensors
@@ -59,7 +60,7 @@ class MirroredSteps:
         if source is None or self._source.begins(source):
             own_code.look_at_classes()
             self._watch.restart(None)
-        self._watch.see(data)
+        (batch_watch.of_single_batches() or self._watch).see(data)
         _refuse_what_mixes_rows(self.model)
         (build_for_prediction if self.joined else build)(self.model, data)
         if not self.joined:

@@ -208,6 +208,25 @@ def different_batches_are_found() -> None:
             assert len(set(errors)) == 1, errors
             assert "input 'x' of batch 1 differs on rank 2 from rank 1" in errors[0]
             fit(np.ones((32, 4)), y)  # usable
+            # single batches are counted by method, whatever loops have read
+            for act in (model.train_on_batch, model.test_on_batch):
+                errors = on_all_ranks(error_of(functools.partial(act, x, y)))
+                assert len(set(errors)) == 1 and "batch 0 differs on rank 2" in errors[0], errors
+
+
+@check
+def sparse_and_ragged_datasets_are_refused_by_name() -> None:
+    import tensorflow as tf
+
+    import keras_flow as kf
+
+    rows = tf.data.Dataset.from_tensor_slices(np.ones((8, 4), "float32"))
+    ragged = rows.map(lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 3]))
+    with kf.DataParallel().scope():
+        model = small_model()
+        for dataset, name in ((rows.map(tf.sparse.from_dense), "sparse"), (ragged, "ragged")):
+            error = error_of(lambda dataset=dataset: model.predict(dataset.batch(4), verbose=0))
+            assert error.startswith("FlowError: input x") and f"is {name}: " in error, error
 
 
 @check
