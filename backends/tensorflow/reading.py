@@ -79,10 +79,15 @@ def ordered(original: Callable[[Any], tf.data.Dataset], adapter: Any) -> tf.data
 
     Keras shuffles all numbers as an epoch begins, or those of a batch.
     """
+    within_batches = adapter._shuffle == "batch"
+    order: Any = None
 
     def rows(numbers: np.ndarray) -> np.ndarray:
-        within_batches = adapter._shuffle == "batch"
-        return row_order.EpochOrder(adapter._num_samples, adapter._batch_size, within_batches).at(numbers)
+        nonlocal order
+        # one for a pass: a thread makes its batches ahead, perhaps in another epoch than the first
+        if not within_batches or numbers[0] == 0 or order is None:
+            order = row_order.EpochOrder(adapter._num_samples, adapter._batch_size, within_batches)
+        return order.at(numbers)
 
     def shuffled(numbers: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
         found = tf.numpy_function(rows, [numbers], tf.int64)

@@ -86,6 +86,31 @@ def test_two_processes_train_so_too(engine: str, tmp_path: Path, expected: dict[
         assert np.allclose(found[name], expected[name], rtol=0, atol=1e-5), (name, found[name], expected[name])
 
 
+def test_a_pass_of_tf_data_has_one_order(on_ranks) -> None:
+    """Batches that are shuffled in their place are made by threads, perhaps as the next epoch runs."""
+
+    def program() -> list[int]:
+        from unittest import mock
+
+        import keras
+        import numpy as np
+        from keras.src.trainers.data_adapters import array_data_adapter
+
+        from keras_flow.backends.reading import row_order
+        from keras_flow.backends.tensorflow import reading
+
+        adapter = array_data_adapter.ArrayDataAdapter(np.arange(22), batch_size=4, shuffle="batch")
+        epochs = iter(range(100))
+        with mock.patch.object(row_order, "_of_epoch", lambda: (1, next(epochs))):
+            batches = reading.ordered(lambda numbers: numbers.get_tf_dataset(), adapter)
+            passes = [np.concatenate([*map(keras.ops.convert_to_numpy, keras.tree.flatten([*batches]))]) for _ in "ab"]
+            assert all(sorted(rows) == [*range(22)] for rows in passes)
+            return [next(epochs), *map(int, passes[0] != passes[1])]
+
+    made, *differ = on_ranks("tensorflow")(program)
+    assert made == 2 and any(differ)
+
+
 def test_the_fit_of_a_callback_leaves_the_seed_of_the_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_is_ordering", False), ("_epoch", None), ("_seed", 0)):
         monkeypatch.setattr(row_order, name, value)
