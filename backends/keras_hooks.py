@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from weakref import WeakKeyDictionary, WeakSet
 
 import keras
-import numpy as np
 from keras import tree
 
 from keras_flow.backends import (
@@ -30,7 +29,7 @@ from keras_flow.backends.reading import row_order
 from keras_flow.backends.rendezvous import alone, meeting
 from keras_flow.backends.row_wise import own_code
 from keras_flow.current import dry_run, loops, models, pausing
-from keras_flow.current.batch import rows_asked
+from keras_flow.current.batch import rows_asked, rows_of
 from keras_flow.current.creator import creating
 from keras_flow.current.distribution import Distribution, active, as_under, holding
 from keras_flow.current.dry_run import is_dry_run
@@ -180,12 +179,15 @@ def _keras_alone(distribution: Distribution) -> Iterator[None]:
 
 
 def _batch_size(original: Callable[..., object], given: dict[str, object]) -> int | None:
-    """The `batch_size` of a call for arrays (Keras's default is 32); None where the data say it themselves."""
+    """The rows of a batch of arrays, as Keras's `ArrayDataAdapter` makes it; None where the data say it themselves."""
     asked = rows_asked(given.get("batch_size"))
     if asked:  # 0 is the default, too
         return asked
-    takes_size = "batch_size" in inspect.signature(original).parameters
-    return 32 if takes_size and isinstance(given.get("x"), np.ndarray) else None
+    arrays, steps = tree.flatten(given.get("x")), rows_asked(given.get("steps_per_epoch") or given.get("steps"))
+    if "batch_size" not in inspect.signature(original).parameters or not all(hasattr(x, "shape") for x in arrays):
+        return None
+    rows = rows_of(arrays)
+    return -(-rows[0] // steps) if steps and rows else 32
 
 
 def _check(model: keras.Model, distribution: Distribution) -> None:

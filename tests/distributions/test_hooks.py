@@ -37,6 +37,19 @@ def test_each_names_a_target_and_says_why(hook: hooking.Hook) -> None:
         assert callable(getattr(importlib.import_module(module), name))
 
 
+def test_the_rows_of_a_batch_are_those_that_keras_makes() -> None:
+    x = np.zeros((30, 2))
+    for method, given, rows in (
+        (keras.Model.fit, {"x": x, "batch_size": 7, "steps_per_epoch": 4}, 7),
+        (keras.Model.fit, {"x": x, "steps_per_epoch": 4}, 8),
+        (keras.Model.evaluate, {"x": {"a": x, "b": x}, "steps": 4}, 8),
+        (keras.Model.predict, {"x": [x, x]}, 32),
+        (keras.Model.fit, {"x": iter([x]), "steps_per_epoch": 4}, None),
+        (keras.Model.train_on_batch, {"x": x}, None),
+    ):
+        assert keras_hooks._batch_size(method, given) == rows, given
+
+
 def test_installed_once() -> None:
     kf.DataParallel(programs.DATA)
     kf.DataParallel(programs.DATA)
