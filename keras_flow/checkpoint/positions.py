@@ -24,6 +24,7 @@ from typing import Any
 import keras
 
 from keras_flow.backends.hooking import always, hook
+from keras_flow.backends.reading.py_datasets import OwnRowsPyDataset
 from keras_flow.checkpoint.as_json import decoded, encoded
 
 #: the attribute of Keras's adapter that has its source
@@ -292,7 +293,7 @@ def adapted(_: object, original: Callable[..., Any], x: Any, *args: object, **kw
 
 def _source(x: Any, adapter: Any) -> Source:
     if isinstance(x, keras.utils.PyDataset):
-        users = getattr(x, "users", x)
+        users = x.users if isinstance(x, OwnRowsPyDataset) else x
         # workers read copies, as far ahead as they come
         is_one = adapter.enqueuer is None and hasattr(users, "get_state") and hasattr(users, "set_state")
         return _PyDataset(users, adapter) if is_one else Source(users)

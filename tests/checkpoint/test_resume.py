@@ -152,6 +152,22 @@ def test_a_program_says_where_it_goes_on(engine: str, on_ranks: Callable[..., Po
     assert said(None, 4, 1) == ended
 
 
+def test_an_attribute_of_that_name_is_the_datasets_own() -> None:
+    import keras
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+    from keras_flow.checkpoint import positions
+
+    class Ratings(keras.utils.PyDataset):
+        users, num_batches = ("ann", "bob"), 1
+
+        def __getitem__(self, index: int) -> list[str]:
+            return [*self.users]
+
+    data = Ratings()
+    assert positions._source(data, PyDatasetAdapter(data)).users is data
+
+
 @pytest.mark.parametrize("engine", ["jax", *(pytest.param(name, marks=pytest.mark.full) for name in ENGINES[1:])])
 def test_the_last_steps_are_saved_though_save_freq_does_not_divide(
     engine: str, on_ranks: Callable[..., Pool], tmp_path: Path
