@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
 from tests.sampling import each_on_one, on_one
@@ -71,6 +73,24 @@ def test_a_doubled_gradient_is_found_and_not_trained(backend: str, on_ranks) -> 
 @pytest.mark.parametrize("backend", on_one(ENGINES))
 def test_first_batch_of_a_generator_is_trained_on_too(backend: str, on_ranks) -> None:
     assert on_ranks(backend)(run, "steps_of_a_generator") == 2
+
+
+def test_a_look_at_the_first_batch_leaves_generators_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of a DataLoader, and what follows it in torch's own generator, are those of a `fit` without it."""
+    import keras
+    import torch
+
+    from keras_flow.verify import first_batch
+
+    monkeypatch.setattr(first_batch, "verify", lambda *_: mock.Mock())
+    generators = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+    sampler = torch.utils.data.RandomSampler(range(8), generator=generators[0])
+    loader = torch.utils.data.DataLoader(torch.arange(8), 4, sampler=sampler, generator=generators[1])
+    states = [each.get_state() for each in (*generators, torch.default_generator)]
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    first_batch.verified(mock.Mock(), model, keras.Model.fit, (loader,), {})
+    for each, state in zip((*generators, torch.default_generator), states, strict=True):
+        assert torch.equal(each.get_state(), state)
 
 
 @pytest.mark.parametrize("backend", on_one(ENGINES))
