@@ -223,7 +223,8 @@ def judge(
         folder = job_of[backend].of_run(layout)
         result = _run_result(folder, run, raw, evaluated, ranks_of(layout), judged, weights[backend, layout])
         runs.append(result)
-        failures += _failures(result)
+        drawn, of_one = (each["program"]["random"] for each in (run, raw[(backend, "1")]))
+        failures += _failures(result) if drawn == of_one else [_of_other_draws(result, drawn, of_one)]
     return Comparison(
         program=options.file.name,
         runs=runs,
@@ -296,6 +297,13 @@ def _run_result(
         hierarchy=hierarchy,
         received_per_step=run["received_per_step"],
         peak_per_rank=run["peak_per_rank"],
+    )
+
+
+def _of_other_draws(run: RunResult, drawn: str, of_one: str) -> str:
+    return (
+        f"{run.backend} {run.layout}: it draws random={drawn!r}, and one device {of_one!r} as another layout does, so "
+        "nothing can be compared: give all layouts one random=, or compare this one by itself"
     )
 
 

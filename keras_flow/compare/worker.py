@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,27 @@ def train(path: str) -> None:
     makers = {layout: user_file.distribution_maker(module, layout) for layout in job.layouts}
     data = user_file.load_data(module)
     leads = env.process_index() == 0
+    drawn = random_of_one_device(makers)
     for layout, make in makers.items():
         # only torch has other processes
         if make is None and not leads:
             continue  # one device: the other ranks' processes have nothing to do
-        _train_one(job, module, data, layout, make, leads)
+        _train_one(job, module, data, layout, make, leads, drawn)
 
 
-def _train_one(job: CompareJob, module: object, data: object, layout: str, make: object, leads: bool) -> None:
+def random_of_one_device(makers: Mapping[str, Callable[[], Any] | None]) -> Any:
+    """The `random=` of the run on one device: that of the layouts where they have one; else None, the default.
+
+    Args:
+        makers: layout -> makes its distribution; None for one device.
+    """
+    drawn = {make().random for make in makers.values() if make is not None}
+    return drawn.pop() if len(drawn) == 1 else None
+
+
+def _train_one(
+    job: CompareJob, module: object, data: object, layout: str, make: object, leads: bool, drawn: Any
+) -> None:
     import keras
 
     import keras_flow as kf
@@ -86,7 +99,7 @@ def _train_one(job: CompareJob, module: object, data: object, layout: str, make:
     keras.utils.clear_session()
     keras.utils.set_random_seed(job.seed)
     distribution = make() if make is not None else None  # type: ignore[operator]
-    alone = kf.DataParallel(kf.Placement([0]))
+    alone = kf.DataParallel(kf.Placement([0]), random=drawn)
     # one device is stock Keras, which draws what the distributions draw
     with distribution.scope() if distribution is not None else as_under(alone):
         model = user_file.built_model(module, lambda: data.x)  # type: ignore[arg-type, attr-defined]

@@ -41,6 +41,13 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     assert runner._doing(own, "evaluate") == "jax: evaluating the weights of all runs"
 
 
+def test_one_device_draws_as_the_layouts_do() -> None:
+    stock, logical = (lambda drawn=drawn: SimpleNamespace(random=drawn) for drawn in ("stock", "logical"))
+    assert worker.random_of_one_device({"1": None, "mine": stock, "own": stock}) == "stock"
+    assert worker.random_of_one_device({"1": None, "mine": stock, "dp4": logical}) is None
+    assert worker.random_of_one_device({"1": None}) is None
+
+
 def test_weights_of_bfloat16_are_compared_and_perturbed(tmp_path: Path) -> None:
     own = job(tmp_path, "1", "dp2")
     first = np.linspace(-1, 1, 6, dtype="float32").astype(ml_dtypes.bfloat16)
