@@ -4,7 +4,8 @@
     python -m tests.slow times.xml            tests that the run had not stay as they are
 
 A list and not a clock chooses, so that a busy machine runs the same tests as an idle one. Of each file the quickest
-test of an engine stays out of the list, if no other test of the file is run on that engine.
+test of an engine stays out of the list, if no other test of the file is run on that engine. One that takes very long
+stays out if nothing else of the file is run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from tests.sampling import SLOW, SLOW_EVERY, is_chosen, slow_tests
 
 #: seconds on two idle cores
 LIMIT = 2.5
+#: seconds above which a test is not run for its engine alone
+VERY_LONG = 10.0
 
 
 def times(report: Path) -> dict[str, float]:
@@ -33,12 +36,14 @@ def times(report: Path) -> dict[str, float]:
 def updated(before: frozenset[str], measured: dict[str, float]) -> list[str]:
     """Return the list after a run: what it had by its time, the rest as it was."""
     slow = {name for name in before if name not in measured} | {n for n, t in measured.items() if t > LIMIT}
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name in measured:
-        groups.setdefault(group(name), []).append(name)
-    for names in groups.values():
-        if all(name in slow and not is_chosen(name, SLOW_EVERY) for name in names):
-            slow.discard(min(names, key=lambda name: measured[name]))
+    run = {name for name in measured if name not in slow or is_chosen(name, SLOW_EVERY)}
+    groups, files = {group(name) for name in run}, {group(name)[0] for name in run}
+    for name in sorted(measured, key=lambda name: measured[name]):
+        file, engine = group(name)
+        if (file, engine) not in groups and (measured[name] <= VERY_LONG or file not in files):
+            slow.discard(name)
+            groups.add((file, engine))
+            files.add(file)
     return sorted(slow)
 
 

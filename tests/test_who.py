@@ -71,11 +71,17 @@ def test_the_list_of_those_that_take_long_follows_a_run(tmp_path: Path) -> None:
     report = tmp_path / "times.xml"
     cases = [("test_a", "b[torch]@torch", 9.0), ("test_a", "b2[torch]", 0.1), ("test_a", "c", 0.1)]
     cases += [("test_e", "f[jax]", 9.0), ("test_e", "g[jax]", 8.0)]  # one on JAX stays, the quicker one
+    cases += [("test_h", "i[jax]", 30.0), ("test_h", "j[torch]", 20.0)]  # one of the file does
     rows = [f'<testcase classname="tests.x.{place}" name="{name}" time="{time}"/>' for place, name, time in cases]
     report.write_text(f"<testsuites><testsuite>{''.join(rows)}</testsuite></testsuites>")
     before = frozenset({"tests/x/test_a.py::c", "tests/x/test_d.py::e"})
     found = slow.updated(before, slow.times(report))
-    assert found == ["tests/x/test_a.py::b[torch]", "tests/x/test_d.py::e", "tests/x/test_e.py::f[jax]"]
+    assert found == [
+        "tests/x/test_a.py::b[torch]",
+        "tests/x/test_d.py::e",
+        "tests/x/test_e.py::f[jax]",
+        "tests/x/test_h.py::i[jax]",
+    ]
 
 
 def test_parts_of_all_tests_are_disjoint_and_complete() -> None:

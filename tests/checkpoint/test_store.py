@@ -156,7 +156,8 @@ def test_another_process_does_not_take_an_older_checkpoint_for_the_new_one(place
             if is_written:
                 store.write_text(folder / store.MANIFEST, "new")
 
-        work: Any = types.SimpleNamespace(here=here, folder=folder, writing=folder / "gone", write=write)
+        said = types.SimpleNamespace(step=1)
+        work: Any = types.SimpleNamespace(here=here, folder=folder, writing=folder / "gone", write=write, said=said)
         with contextlib.nullcontext() if is_written else pytest.raises(FlowError, match="process 0 failed"):
             saving._apart(work)
 
