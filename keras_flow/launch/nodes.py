@@ -186,7 +186,7 @@ class FirstNode(Nodes):
             ) from error
         said: list[int] = []
         with listener:
-            while len(self._channels) < job.nodes - 1:
+            while len(self._here()) < job.nodes - 1:
                 missing = sorted(set(range(job.nodes)) - {0, *self._channels})
                 wait = until - time.monotonic()
                 try:
@@ -203,6 +203,17 @@ class FirstNode(Nodes):
                         "open between the hosts?"
                     ) from None
                 self._admit(channel, hello, facts)
+
+    def _here(self) -> dict[int, Channel]:
+        """The hosts that have come, without those whose launchers have ended meanwhile."""
+        for node, channel in list(self._channels.items()):
+            try:
+                while (message := channel.receive()) is not None:
+                    if "ready" in message:
+                        self._ready.add(node)
+            except ConnectionError:
+                del self._channels[node]
+        return self._channels
 
     def begin(self, port: int) -> int:
         """Tell the others the port."""
@@ -231,8 +242,7 @@ class FirstNode(Nodes):
     def _admit(self, channel: Channel, hello: dict[str, Any], facts: dict[str, str]) -> None:
         node, theirs = int(hello.get("node", -1)), dict(hello.get("facts", {}))
         name = str(hello.get("name", "?"))
-        if node in self._channels and _is_closed(self._channels[node]):
-            del self._channels[node]  # its launcher was ended, and is started again
+        self._here()  # its launcher may have been ended, and started again
         self._channels.setdefault(node, channel)
         if not 0 < node < self.job.nodes or self._channels[node] is not channel:
             channel.send({"refused": f"--node_rank {node} is taken, or none of 1 to {self.job.nodes - 1}."})
@@ -280,16 +290,6 @@ def _say_missing(missing: list[int], job: Job) -> None:
         file=sys.stderr,
         flush=True,
     )
-
-
-def _is_closed(channel: Channel) -> bool:
-    """Whether the other side has closed a channel; what it said before is lost."""
-    try:
-        while channel.receive() is not None:
-            pass
-    except ConnectionError:
-        return True
-    return False
 
 
 def _raise_interruption(message: dict[str, Any]) -> None:
