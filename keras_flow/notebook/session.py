@@ -197,14 +197,9 @@ def push(**values: object) -> None:
     """Set variables of `%%ranks` cells on all ranks: `kf.notebook.push(x=x, y=y)`."""
     ranks = _started()
     if isinstance(ranks, Workers):
-        try:
+        advice = "Open files, locks and models that exist in the notebook stay there: make them in a %%ranks cell"
+        with worker.naming_unsent("push", values, "the workers", advice):
             pickled = cloudpickle.dumps(values)
-        except Exception as error:  # whatever a __reduce__ raises
-            kinds = ", ".join(f"{name} ({type(value).__name__})" for name, value in values.items())
-            raise FlowError(
-                f"kf.notebook.push cannot send {kinds} to the workers: {error}. Open files, locks and models that "
-                "exist in the notebook stay there: make them in a %%ranks cell."
-            ) from error
         ranks.apply(worker.take, pickled)
     else:
         vars(sys.modules["__main__"]).update(values)

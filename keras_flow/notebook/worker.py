@@ -9,7 +9,8 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +117,28 @@ def give(names: Sequence[str], sends: bool) -> bytes:
     values = {name: plain(space[name]) for name in names}
     if not sends:
         return b""
-    try:
+    advice = (
+        "Pull numbers, strings, numpy arrays, and lists and dicts of these: `history.history`, `model.get_weights()`"
+    )
+    with naming_unsent("pull", values, "the notebook", advice):
         return payload.dumps(values)
+
+
+@contextmanager
+def naming_unsent(function: str, values: Mapping[str, object], to: str, advice: str) -> Iterator[None]:
+    """Inside, the error of a value that cannot be pickled names the values and says what to do.
+
+    Args:
+        function: the name in `kf.notebook` of what sends.
+        values: name -> value, of what is sent.
+        to: who gets them.
+        advice: what to do instead, a sentence.
+    """
+    try:
+        yield
     except Exception as error:  # whatever a __reduce__ raises
         kinds = ", ".join(f"{name} ({type(value).__name__})" for name, value in values.items())
-        raise FlowError(
-            f"kf.notebook.pull cannot send {kinds} to the notebook: {error}. Pull numbers, strings, numpy arrays, and "
-            "lists and dicts of these: `history.history`, `model.get_weights()`."
-        ) from error
+        raise FlowError(f"kf.notebook.{function} cannot send {kinds} to {to}: {error}. {advice}.") from error
 
 
 def plain(value: Any) -> Any:
