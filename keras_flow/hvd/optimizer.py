@@ -18,6 +18,7 @@ from keras_flow.backends.installing import install
 from keras_flow.comm.distributed_data_parallel import buckets
 from keras_flow.comm.group import parts_of, shape_of
 from keras_flow.current.distribution import active
+from keras_flow.current.models import with_inner
 from keras_flow.current.variable_layout import keras_layout
 from keras_flow.errors import FlowError
 from keras_flow.hvd import ranks
@@ -260,10 +261,7 @@ def DistributedOptimizer(
         config = dict(optimizer.get_config())
         found = made.from_config({**config, "name": name} if name else config)
         # what no config has, such as weights that do not decay
-        pairs = [(optimizer, found)]
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            pairs.append((optimizer.inner_optimizer, found.inner_optimizer))
-        for source, target in pairs:
+        for source, target in zip(with_inner(optimizer), with_inner(found), strict=True):
             for attribute in vars(source).keys() - vars(target).keys():
                 setattr(target, attribute, getattr(source, attribute))
     found._hvd = _Settings(op, compression, passes, average_aggregated_gradients, predivide, groups, process_set)
