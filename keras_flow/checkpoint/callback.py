@@ -123,6 +123,11 @@ class Checkpoint(keras.callbacks.Callback):
         self._point: preemption.PreemptionPoint | None = None
         hooking.install_each(hooking.declared(sys.modules[__name__], positions))
 
+    @property
+    def best(self) -> float | None:
+        """The best value so far of `monitor`, as in ModelCheckpoint; None: there is none yet."""
+        return self._best.best
+
     # ---- Keras's methods
 
     def _is_running(self) -> None:
