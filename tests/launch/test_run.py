@@ -115,7 +115,7 @@ def test_result_that_cannot_be_sent_back(tmp_path: Path) -> None:
 
 
 def test_a_history_comes_back_without_its_model(tmp_path: Path) -> None:
-    """Weights that lie on several ranks, and layers of the program's own, cannot be sent by one rank."""
+    """One rank cannot send weights that several ranks hold, or custom layers."""
     import keras
 
     from keras_flow.launch import payload
