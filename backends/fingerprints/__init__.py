@@ -126,6 +126,8 @@ def original_of(place: Place) -> object:
         if not place.name:
             return keras_places.find(place.module)
         owner, attribute = keras_places.owner(place.module, place.name), place.name.rpartition(".")[2]
+        if inspect.isclass(owner) and place.module.startswith("keras"):
+            owner = keras_places.writer(owner, attribute)
     except keras_places.MISSING as error:
         package = package_of(place.module)
         raise FlowError(

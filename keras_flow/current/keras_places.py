@@ -65,6 +65,32 @@ def _module_of(function: object) -> ModuleType:
     return sys.modules[_written_in(function)["__name__"]]
 
 
+def writer(cls: type, name: str) -> type:
+    """Of a class and its bases, the one whose package wrote a method; a program may have put its own over it.
+
+    Args:
+        cls: the class.
+        name: the method: after `keras.Model.fit = timed_fit`, `fit` of `keras.Model` is the engine's trainer's.
+
+    Returns:
+        That class; where a program has put its own method in the very place of the original, the class that has it.
+
+    Raises:
+        StopIteration: no class has the name.
+    """
+    having = [base for base in cls.__mro__ if name in vars(base)]
+    return next((base for base in having if _is_original(base, vars(base)[name])), next(iter(having)))
+
+
+def _is_original(cls: type, method: object) -> bool:
+    module = getattr(inspect.unwrap(method), "__module__", None) if callable(method) else None
+    return module is None or module.partition(".")[0] == cls.__module__.partition(".")[0]
+
+
+def _of_model(name: str) -> Callable[..., Any]:
+    return vars(writer(keras.Model, name))[name]
+
+
 def _backend() -> ModuleType:
     return _written_in(keras.ops.conv)["backend"]
 
@@ -81,7 +107,7 @@ def _asked_by(function: Callable[[], Any], name: str) -> Callable[[], Any]:
 
 def _epoch_iterator() -> type:
     """The engine's class that reads the batches of an epoch."""
-    names = _written_in(keras.Model.fit)
+    names = _written_in(_of_model("fit"))
     found = {name: value for name, value in names.items() if name.endswith("EpochIterator")}
     return next((found[name] for name in found if name != "EpochIterator"), found["EpochIterator"])
 
@@ -118,15 +144,15 @@ _PLACES: dict[str, Callable[[], Any]] = {
     "keras:random": lambda: _written_in(keras.random.normal)["backend"].random,
     "keras:rnn": lambda: _module_of(_backend().rnn) if callable(_backend().rnn) else _backend().rnn,
     "keras:engine.distribution": lambda: _backend().distribution_lib,
-    "keras:trainer": lambda: _module_of(keras.Model.fit),
+    "keras:trainer": lambda: _module_of(_of_model("fit")),
     "keras:EpochIterator": _epoch_iterator,
     "keras:torch_optimizers": _torch_optimizers(),
     "keras:torch_adam": _torch_optimizers(".torch_adam"),
     "keras:torch_parallel_optimizer": _torch_optimizers(".torch_parallel_optimizer"),
     # what all engines share
-    "keras:AnyTrainer": lambda: next(base for base in keras.Model.__mro__ if "compile" in vars(base)),
+    "keras:AnyTrainer": lambda: writer(keras.Model, "compile"),
     "keras:KerasSaveable": lambda: keras.Loss.__mro__[1],
-    "keras:AnyOptimizer": lambda: next(base for base in keras.Optimizer.__mro__ if "apply" in vars(base)),
+    "keras:AnyOptimizer": lambda: writer(keras.Optimizer, "apply"),
     "keras:AnyVariable": lambda: next(base for base in keras.Variable.__mro__ if "trainable" in vars(base)),
     "keras:variables": lambda: _module_of(_PLACES["keras:AnyVariable"]().__init__),
     # data
@@ -140,7 +166,7 @@ _PLACES: dict[str, Callable[[], Any]] = {
         )
     },
     # training
-    "keras:compile_utils": lambda: _module_of(_written_in(keras.Model.compile)["CompileMetrics"].__init__),
+    "keras:compile_utils": lambda: _module_of(_written_in(_of_model("compile"))["CompileMetrics"].__init__),
     "keras:losses": lambda: _module_of(keras.Loss.__call__),
     "keras:metrics_utils": _asked_by(lambda: keras.metrics.AUC.__init__, "metrics_utils"),
     # files

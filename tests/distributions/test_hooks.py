@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 import keras_flow as kf
-from keras_flow.backends import hooking, keras_hooks
+from keras_flow.backends import fingerprints, hooking, keras_hooks
 from keras_flow.backends.active import backend
 from keras_flow.backends.jax import data
 from keras_flow.current import keras_places
@@ -70,6 +72,27 @@ def test_a_missing_target_is_an_error_that_names_it() -> None:
     hook = hooking.Hook("keras.Model", "no_such", lambda original: None, "for this test")
     with pytest.raises(kf.FlowError, match=r"keras_flow needs keras\.Model\.no_such, which keras 3"):
         hooking.install_one(hook)
+
+
+@pytest.mark.parametrize("cls", [keras.Model, keras.Layer, keras.Optimizer], ids=lambda cls: cls.__name__)
+def test_what_a_program_put_over_methods_of_keras_moves_no_place(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that counts calls of `keras.Model.fit` does so before the first distribution is made."""
+    here = [hook for hook in HOOKS if hook.module.startswith("keras")]
+    places = {name: keras_places.find(name) for name in keras_places._PLACES if ":torch_" not in name}
+    originals = [fingerprints.original_of(hook) for hook in here]
+    for name in dir(cls):
+        method = getattr(cls, name)
+        if not name.startswith("_") and inspect.isfunction(method) and name not in vars(cls):
+            monkeypatch.setattr(cls, name, _counted(method))
+    assert {name: keras_places.find(name) for name in places} == places
+    assert [fingerprints.original_of(hook) for hook in here] == originals
+
+
+def _counted(method: Callable[..., object]) -> Callable[..., object]:
+    def counted(*args: object, **kwargs: object) -> object:
+        return method(*args, **kwargs)
+
+    return counted
 
 
 def _own_frames(error: BaseException) -> list[str]:
