@@ -142,17 +142,25 @@ def autograd_grad(
     *args: object,
     **kwargs: object,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Hook on `torch.autograd.grad`, by which the reducer's hooks are not called: average the weights' gradients."""
-    grads = original(outputs, inputs, *args, **kwargs)
-    ranks = step.distribution.placement.ranks
-    if not gradient_buckets.reducer(step.distribution.placement).on:
-        return tuple(grads)
+    """Hook on `torch.autograd.grad`: gradients of the logical batch, of weights and of what layers handed back.
+
+    The reducer's hooks are not called, so weights' gradients are averaged here. An output of one layer that another
+    took was passed on as own rows; its gradient is gathered of theirs.
+    """
     wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)  # type: ignore[arg-type]
-    groups = (layouts.group(ranks),)
-    return tuple(
-        _AllSum.apply(grad, groups) / len(ranks) if grad is not None and _is_weight(leaf) else grad
-        for leaf, grad in zip(wanted, grads, strict=True)
-    )
+    own = [split_rows.own_in_graph(leaf) for leaf in wanted]
+    sources = [leaf if part is None else part for leaf, part in zip(wanted, own, strict=True)]
+    grads = original(outputs, sources, *args, **kwargs)
+    ranks = step.distribution.placement.ranks
+    groups, sums = (layouts.group(ranks),), gradient_buckets.reducer(step.distribution.placement).on
+    found: list[torch.Tensor | None] = []
+    for leaf, part, grad in zip(wanted, own, grads, strict=True):
+        if grad is not None and isinstance(leaf, split_rows.SplitRows) and part is not None:
+            grad = split_rows.gathered_gradient(grad, leaf.rows)
+        elif grad is not None and sums and _is_weight(leaf):
+            grad = _AllSum.apply(grad, groups) / len(ranks)
+        found.append(grad)
+    return tuple(found)
 
 
 def _is_weight(leaf: object) -> bool:

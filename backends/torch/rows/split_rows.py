@@ -63,10 +63,12 @@ class SplitRows(DeferredTensor):
     Attributes:
         rows: which rows they are.
         origin: what was read of the batch, where the rows were read and not computed.
+        source: this rank's rows as they were computed, for gradients by the tensor; None once it was written into.
     """
 
     rows: OwnRows
     origin: PartOfRows | None
+    source: torch.Tensor | None
     _own: torch.Tensor | None
     _value: torch.Tensor
     _whole: torch.Tensor | None
@@ -78,7 +80,7 @@ class SplitRows(DeferredTensor):
         return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=value.dtype, device=value.device)
 
     def __init__(self, value: torch.Tensor, rows: OwnRows) -> None:
-        self.rows, self.origin = rows, None
+        self.rows, self.origin, self.source = rows, None, None
         self._own, self._value, self._whole = None, value, None
 
     @property
@@ -109,6 +111,8 @@ class SplitRows(DeferredTensor):
             if shares:
                 # this operator writes into the tensor, or a view of it may be written into later
                 leaf._own = None
+            if operator._schema.is_mutable:
+                leaf.source = None
             seen[id(leaf.whole())] = leaf
             return leaf.whole()
 
@@ -119,7 +123,7 @@ class SplitRows(DeferredTensor):
 def split(value: torch.Tensor, rows: OwnRows, origin: PartOfRows | None = None) -> SplitRows:
     """The logical tensor of which `value` is this rank's rows; with its mask."""
     logical: SplitRows = _FromOwn.apply(value, rows) if torch.is_grad_enabled() else SplitRows(value, rows)
-    logical._own, logical.origin = value, origin
+    logical._own, logical.source, logical.origin = value, value, origin
     leaves.with_mask_of(value, logical, lambda mask: split(mask, rows))
     return logical
 
@@ -140,6 +144,18 @@ def _is_asked_for(leaf: SplitRows) -> bool:
     assert leaf.own is not None
     is_leaf_of_graph = leaf.requires_grad and not leaf.own.requires_grad
     return is_leaf_of_graph or bool(leaf._backward_hooks) or leaf.retains_grad
+
+
+def own_in_graph(leaf: object) -> torch.Tensor | None:
+    """This rank's rows of a logical tensor where further layers may have taken them in its place."""
+    if not isinstance(leaf, SplitRows) or leaf.source is None or not leaf.source.requires_grad:
+        return None
+    return leaf.source
+
+
+def gathered_gradient(grad: torch.Tensor, rows: OwnRows) -> torch.Tensor:
+    """The gradient of a logical tensor of that of its own rows: the inverse of `_FromOwn.backward`."""
+    return _Gather.apply(grad / rows.count, rows)
 
 
 @overload

@@ -138,8 +138,12 @@ def two_backward_passes_before_an_update_are_refused_where_gradients_are_split()
         assert "backward() was called twice before one optimizer.apply" in error_of(lambda: model.fit(X, Y, verbose=0))  # noqa: B023
 
 
-def _watching(turned: bool) -> Any:
-    """A model whose step turns the gradient of the features round, or punishes the gradient of the inputs by row."""
+def _watching(how: str) -> Any:
+    """A model whose step turns the gradient of the features round, or punishes a gradient by row.
+
+    Args:
+        how: `"turned"`, or of what the gradient is: `"inputs"`, `"features"`, `"features and kernel"`.
+    """
     import keras
     import torch
 
@@ -157,16 +161,19 @@ def _watching(turned: bool) -> Any:
         def train_step(self, data: Any) -> Any:
             x, y = data
             self.zero_grad()
-            x.requires_grad_(not turned)
+            x.requires_grad_(how == "inputs")
             features = self.first(x)
-            if turned:
+            if how == "turned":
                 features.register_hook(lambda gradient: -gradient)
             outputs = self.head(features)
             loss: Any = self.compute_loss(x, y, outputs)
-            if not turned:
-                (by_inputs,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
-                by_row: Any = keras.ops.sum(keras.ops.square(by_inputs), axis=-1)
-                loss = (loss + by_row).mean()
+            if how != "turned":
+                watched = {"inputs": [x], "features": [features]}.get(how, [features, self.first.kernel.value])
+                # features reach the sum by the next layer, and by an operator that takes all rows
+                score = outputs.sum() + ((outputs * features[:, :3]).sum() if "kernel" in how else 0.0)
+                gradients = torch.autograd.grad(score, watched, create_graph=True)
+                by_row: Any = keras.ops.sum(keras.ops.square(gradients[0]), axis=-1)
+                loss = (loss + by_row).mean() + sum(each.square().mean() for each in gradients[1:])
             loss.backward()
             _apply(self)
             return {"loss": loss}
@@ -178,12 +185,13 @@ def _watching(turned: bool) -> Any:
 
 @check
 def a_step_may_turn_the_gradient_of_features_round() -> None:
-    updates_are_those_of_one_device(lambda: _watching(turned=True))
+    updates_are_those_of_one_device(lambda: _watching("turned"))
 
 
 @check
-def a_step_may_ask_for_the_gradient_of_its_inputs() -> None:
-    updates_are_those_of_one_device(lambda: _watching(turned=False))
+def a_step_may_ask_for_the_gradient_of_inputs_and_of_features() -> None:
+    for how in ("inputs", "features", "features and kernel"):
+        updates_are_those_of_one_device(lambda: _watching(how))  # noqa: B023
 
 
 @check
