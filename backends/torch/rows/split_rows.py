@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map  # private: the trees that `__torch_dis
 from keras_flow.backends import leaves
 from keras_flow.backends.reading.batch_watch import PartOfRows
 from keras_flow.backends.torch import doubling
+from keras_flow.backends.torch.collectives import as_sent
 from keras_flow.backends.torch.step import OwnRows
 
 
@@ -177,8 +178,10 @@ def gather(value: torch.Tensor, rows: OwnRows) -> torch.Tensor:
     padded = (
         value if len(value) == longest else torch.cat([value, value.new_zeros(longest - len(value), *value.shape[1:])])
     )
-    out = value.new_empty((rows.count * longest, *value.shape[1:]))
-    torch_distributed.all_gather_single(out, padded, group=group)
+    sent = as_sent(padded)
+    arrived = sent.new_empty(rows.count * sent.numel())
+    torch_distributed.all_gather_single(arrived, sent, group=group)
+    out = arrived.view(value.dtype).view(rows.count * longest, *value.shape[1:])
     if len(set(lengths)) == 1:
         return out
     return torch.cat([block[:length] for block, length in zip(out.split(longest), lengths, strict=True)])

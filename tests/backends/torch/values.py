@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -190,3 +191,28 @@ def global_tensors_of_dtypes_that_gloo_does_not_know_are_boxed() -> None:
             np.testing.assert_array_equal(parts.numpy(), whole, err_msg=f"{dtype} {target}")
             total = summed.to_global(sbp=target).numpy()
             np.testing.assert_array_equal(total, np.sum([whole] * 4, 0).astype(dtype), err_msg=f"{dtype} P {target}")
+
+
+@check
+def rows_of_dtypes_that_gloo_does_not_know_are_gathered() -> None:
+    """As an array in a step, and as what `predict` returns; of rows that divide and of rows that do not."""
+    import keras
+
+    import keras_flow as kf
+
+    class Sum(keras.Model):
+        def test_step(self, data: Any) -> dict[str, Any]:
+            return {"sum": np.asarray(data[0]).sum()}
+
+    for dtype in ("int16", "bool"):
+        rows = np.arange(24).reshape(8, 3).astype(dtype)
+        for distribution in (kf.DataParallel(), kf.ModelParallel(kf.Placement(range(4), axis_names=("data",)))):
+            with distribution.scope():
+                inputs = keras.Input((3,), dtype=dtype)
+                model = Sum(inputs, keras.layers.Identity(dtype=dtype)(inputs))
+                model.compile()
+                assert model.evaluate(rows, rows, verbose=0) == rows.sum()
+                for count in (8, 7):
+                    found = model.predict(rows[:count], batch_size=count, verbose=0)
+                    assert found.dtype == dtype
+                    np.testing.assert_array_equal(found, rows[:count])
