@@ -41,8 +41,7 @@ _LAYERS = _names(
     GlobalMaxPooling2D GlobalMaxPooling3D Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianNoise
     GaussianDropout Flatten Reshape Permute RepeatVector Cropping1D Cropping2D Cropping3D UpSampling1D UpSampling2D
     UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D Add Subtract Multiply Average Maximum Minimum Attention
-    AdditiveAttention MultiHeadAttention GroupedQueryAttention GroupQueryAttention GroupNormalization Rescaling
-    ActivityRegularization"""
+    AdditiveAttention MultiHeadAttention GroupedQueryAttention GroupQueryAttention Rescaling ActivityRegularization"""
 )
 #: preprocessing whose random numbers, where it has some, are one for each row or one for all. Not RandomGaussianBlur
 #: and RandomElasticTransform, whose draws for all rows have the shape of rows; MelSpectrogram, which scales by the
@@ -61,7 +60,8 @@ _RECURRENT = frozenset(["RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLS
 _CELLS = frozenset(["SimpleRNNCell", "LSTMCell", "GRUCell", "ConvLSTMCell"])
 #: layers that reduce or join along `axis`, which must not be dimension 0
 _ALONG_AXIS = _names(
-    """Concatenate Softmax LayerNormalization RMSNormalization UnitNormalization BatchNormalization Dot Normalization"""
+    """Concatenate Softmax LayerNormalization RMSNormalization UnitNormalization BatchNormalization GroupNormalization
+    Dot Normalization"""
 )
 #: KerasHub's layers that act row by row, of the models in tests/backends/row_wise/hub_rows.py. Not its mixtures of
 #: experts, whose losses are of all rows
@@ -137,7 +137,9 @@ def of_layer(layer: keras.Layer, rank: int | None = None) -> Interaction | None:
 def of_call(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> Interaction | None:
     """The interaction of rows in a call of a layer with these inputs, or None where it acts row by row."""
     first = leaves.flat(args[0] if args else kwargs)
-    return of_layer(layer, max((len(getattr(leaf, "shape", ())) for leaf in first), default=0))
+    found = of_layer(layer, max((len(getattr(leaf, "shape", ())) for leaf in first), default=0))
+    names = row_operations.without_rows(layer, args, kwargs) if found is None else ()
+    return Interaction("shape", f"{names[0]!r} of layer {layer.name!r} has no rows") if names else found
 
 
 def of_layer_itself(layer: keras.Layer) -> Interaction | None:
@@ -190,7 +192,7 @@ def _of_class(layer: keras.Layer) -> Interaction | None:
     name = type(layer).__name__
     unknown = Interaction("unknown", f"layer {layer.name!r} ({name}) is not known to act row by row")
     if type(layer).__module__.startswith("keras_hub.src.") and not isinstance(layer, keras.Model):
-        return None if name in _HUB else unknown
+        return _first(_of_rank(layer, rank) for rank in _ranks_of(layer) or [None]) if name in _HUB else unknown
     # by the class alone: whatever its `call` does, it may do it along the rows
     if not keras_places.is_of_keras(type(layer), "layers"):
         kind = "a subclassed model" if isinstance(layer, keras.Model) else f"a custom layer ({name})"
@@ -203,8 +205,7 @@ def _of_class(layer: keras.Layer) -> Interaction | None:
         product = product_of(layer, len(layer.equation.partition(",")[0].replace("...", ".")))
         keeps = product is not None and product.output_of(0, None) == Split(0)
         return None if keeps else Interaction("along rows", f"layer {layer.name!r} contracts or moves dimension 0")
-    ranks = _ranks_of(layer)
-    found = _first(_of_rank(layer, rank) for rank in ranks or [None])
+    found = _first(_of_rank(layer, rank) for rank in _ranks_of(layer) or [None])
     if found is not None:
         return found
     # with a noise shape its mask may be one for all rows
@@ -223,8 +224,10 @@ def _of_rank(layer: keras.Layer, rank: int | None) -> Interaction | None:
         return Interaction("along rows", f"layer {layer.name!r} takes a tensor of {rank} dims for one sample")
     # of the many layers with an axis, only those in the table do something along it
     axes = layer.axes if name == "Dot" else getattr(layer, "axis", None)
-    of_last_dim = own_code.is_along_last_dim(getattr(layer, "activation", None))
-    if axes == 0 or (name in _ALONG_AXIS and touches_rows(axes, rank)) or (of_last_dim and touches_rows(-1, rank)):
+    always = [getattr(layer, axes, None) for axes in ("attention_axes", "sequence_axis", "feature_axis")]
+    always += [axes] if name in _ALONG_AXIS else []
+    always += [-1] if own_code.is_along_last_dim(getattr(layer, "activation", None)) else []
+    if axes == 0 or touches_rows(always, rank):
         return Interaction("along rows", f"layer {layer.name!r} works along dimension 0")
     # a vector without a batch dim is one sample, whose entries are no rows
     if name in _ENCODERS and getattr(layer, "output_mode", "int") != "int" and rank in (None, 0, 1):

@@ -78,8 +78,37 @@ def of_operations(model: keras.Layer) -> Iterator[Interaction]:
             if any(not len(x.shape) or x.shape[0] not in rows for x in tree.flatten(node.output_tensors)):
                 text = f"the output of {operation.name!r} in {graph.name!r} has no batch dimension"
                 yield Interaction("shape", text, "" if is_layer else type(operation).__name__)
-            elif not is_layer and (found := of_operation(operation, node.arguments)) is not None:
+            elif is_layer:
+                if _has_constant_rows(operation, node.arguments.args, node.arguments.kwargs):
+                    yield Interaction("shape", f"layer {operation.name!r} is given a constant that may have rows")
+            elif (found := of_operation(operation, node.arguments)) is not None:
                 yield found
+
+
+def without_rows(layer: keras.Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Names of tensors in a call of one of Keras's layers, or KerasHub's, that have too few dims to have rows."""
+    given = _by_name(layer, args, kwargs)
+    if not given.keys() & {"attention_mask", "positions"}:
+        return []
+    # after dims of rows and heads, a mask has those of the queries and those of the keys
+    axes = getattr(layer, "attention_axes", None) or range(1, _dims(next(iter(given.values()))) - 1)
+    least = {"attention_mask": 1 + 2 * len(axes), "positions": 2}
+    return [name for name, dims in least.items() if 0 < _dims(given.get(name)) < dims]
+
+
+def _has_constant_rows(layer: keras.Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a layer in a graph is given a constant, other than by those names, whose first dim may be the rows."""
+    given = _by_name(layer, args, kwargs)
+    found = tree.flatten([given[name] for name in given.keys() - without_rows(layer, args, kwargs)])
+    return any(_dims(leaf) and leaf.shape[0] != 1 and not isinstance(leaf, keras.KerasTensor) for leaf in found)
+
+
+def _by_name(layer: keras.Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(layer._call_signature.parameters, args, strict=False)), **kwargs}
+
+
+def _dims(value: Any) -> int:
+    return len(getattr(value, "shape", ()))
 
 
 def of_operation(operation: keras.Operation, arguments: Any) -> Interaction | None:

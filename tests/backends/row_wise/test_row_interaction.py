@@ -31,6 +31,11 @@ KIND: dict[str, tuple[Callable[[], keras.Layer], str]] = {
     "the user's": (lambda: layers.Lambda(lambda x: x), "own code"),
     "normalization over rows": (lambda: layers.LayerNormalization(axis=0), "along rows"),
     "softmax of a vector of rows": (lambda: called(layers.Activation("softmax")), "along rows"),
+    "attention between rows": (lambda: attention(attention_axes=(0,)), "along rows"),
+    "attention between rows, from the last dim": (lambda: attention(attention_axes=(-4,)), "along rows"),
+    "groups of rows": (lambda: of_eight(layers.GroupNormalization(2, axis=-2)), "along rows"),
+    "a constant with rows": (lambda: of_constant(keras.ops.ones((8, 4))), "shape"),
+    "a constant of rows": (lambda: of_constant(keras.ops.ones((8,))), "shape"),
 }
 
 
@@ -38,6 +43,23 @@ def called(layer: keras.Layer, *shape: int) -> keras.Layer:
     """The layer, called on a batch of rows of this shape."""
     layer(keras.Input(shape))
     return layer
+
+
+def attention(**options: object) -> keras.Layer:
+    layer = layers.MultiHeadAttention(2, 4, **options)  # type: ignore[arg-type]
+    x = keras.Input((4, 4, 8))
+    layer(x, x)
+    return layer
+
+
+def of_eight(layer: keras.Layer) -> keras.Layer:
+    layer(keras.Input((4,), batch_size=8))
+    return layer
+
+
+def of_constant(constant: object) -> keras.Layer:
+    x = keras.Input((4,), batch_size=8)
+    return keras.Model(x, layers.Add()([x, constant]))
 
 
 @pytest.mark.parametrize("name", ROW_BY_ROW)
@@ -199,6 +221,19 @@ def test_a_call_decides_by_its_rank() -> None:
     assert row_interaction.of_call(flip, (np.ones((6, 8, 8, 3)),), {}) is None
     image = row_interaction.of_call(flip, (np.ones((8, 8, 3)),), {})
     assert image is not None and "takes a tensor of 3 dims for one sample" in image.text
+
+
+def test_a_mask_of_queries_and_keys_has_no_rows() -> None:
+    """Its dims may be as long as the batch; a mask with rows, a constant mask and one of another axis are known."""
+    layer, x = layers.MultiHeadAttention(2, 4), np.ones((4, 4, 8), "float32")
+    layer.build(x.shape, x.shape)
+    interaction = row_interaction.of_call(layer, (x, x), {"attention_mask": np.ones((4, 4), bool)})
+    assert interaction is not None and interaction.kind == "shape" and "'attention_mask'" in interaction.text
+    assert row_interaction.of_call(layer, (x, x), {"attention_mask": np.ones((4, 4, 4), bool)}) is None
+    assert row_interaction.of_layer(attention(attention_axes=(1,))) is None
+    inputs = keras.Input((4, 8))
+    masked = keras.Model(inputs, layer(inputs, inputs, attention_mask=np.ones((4, 4), bool)))
+    assert row_interaction.of_layer(masked) is None
 
 
 def test_losses_and_metrics_are_looked_at() -> None:
