@@ -132,6 +132,8 @@ class Capabilities:
         lays_by_keras: Keras's own functions lay values out by this engine's layouts of ours.
         whole_variables: variables that an operator of the engine needs unsplit: layer class name (subclasses included)
             -> (names of its variables, the reason).
+        held_whole: variables that the engine holds whole whatever is asked: `"integers"` (of any dtype that is no
+            float) or `"preprocessing"` (those of Keras's layers of this name) -> the reason.
         gathered_variables: layers whose split variables are gathered where they are used, so that the ranks share the
             memory and not the work: layer class name (subclasses included) -> the reason.
         strategies: what `kf.DataParallel(strategy=...)` may name.
@@ -153,6 +155,7 @@ class Capabilities:
     uneven_batches: str
     lays_by_keras: bool = False
     whole_variables: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    held_whole: Mapping[str, str] = field(default_factory=dict)
     gathered_variables: Mapping[str, str] = field(default_factory=dict)
     strategies: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -10,6 +10,10 @@ capabilities = Capabilities(
     several_axes_on_one_dim=True,
     # DTensor's uneven shards cannot be flattened with the next dimension, which Dense on 3-D input does
     uneven_batches="mirrored",
+    held_whole={
+        "integers": "torch holds integers whole",
+        "preprocessing": "torch holds the state of preprocessing layers whole",
+    },
     traffic=StepTraffic(
         scatters_sums=True,
         joins_gradients=True,

@@ -316,7 +316,8 @@ def _layout_at_creation(variable: keras.Variable, shape: tuple[int, ...], distri
     if layout is None:
         layout = distribution.get_variable_layout(variable)
     # Keras hands `variable._layout` on to slots, Adafactor's rows and columns among them
-    elif layout.layout.shape != shape:  # a slot of another shape than its variable: broadcast
+    elif layout.layout.shape != shape or not core.to_torch_dtype(variable._dtype).is_floating_point:
+        # a slot of another shape than its variable, or of integers: broadcast
         layout = KerasLayout(VariableLayout(Layout(distribution.placement, {}, shape), "default"), layout.distribution)
     variable._layout = layout
     return layout

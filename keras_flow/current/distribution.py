@@ -147,8 +147,10 @@ class Distribution(KerasDistribution):
         """The layout of a variable: the one that it carries, otherwise the one that it gets when it is created."""
         raise NotImplementedError
 
-    def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
-        """The layout that a variable of this path and shape gets."""
+    def layout_for(
+        self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None, dtype: str = "float32"
+    ) -> KerasLayout:
+        """The layout that a variable of this path, shape and dtype gets."""
         raise NotImplementedError
 
     def slot_layout(self, layout: KerasLayout) -> KerasLayout:

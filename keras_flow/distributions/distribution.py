@@ -26,7 +26,7 @@ from keras_flow.current.variable_layout import KerasLayout, VariableLayout, kera
 from keras_flow.distributions import companions, layout_problems, models, recomputed
 from keras_flow.distributions.fallbacks import Fallbacks
 from keras_flow.distributions.ranks import check_ranks
-from keras_flow.distributions.resolve import fit_layout, joined_axes, problems_of
+from keras_flow.distributions.resolve import fit_layout, held_whole, joined_axes, problems_of
 from keras_flow.distributions.rules import PatternRules, Rules, matched_key
 from keras_flow.distributions.shard import shard_of, unknown_names
 from keras_flow.distributions.zero import layouts_of_slots, why_whole, zero_of
@@ -144,7 +144,7 @@ class FlowDistribution(Distribution):
 
     def get_variable_layout(self, variable: keras.Variable) -> KerasLayout:
         """The layout of a variable: the one that it carries, otherwise the one that it gets when it is created."""
-        return keras_layout(variable) or self.layout_for(variable.path, tuple(variable.shape))
+        return keras_layout(variable) or self.layout_for(variable.path, tuple(variable.shape), dtype=variable.dtype)
 
     def get_data_layout(self, data_shape: Sequence[int]) -> KerasLayout:
         """The layout of a batch tensor, as Keras carries it."""
@@ -208,7 +208,9 @@ class FlowDistribution(Distribution):
         spec = {axis: sbp.split(0) for axis in self.batch_axes} if split else {}
         return Layout(self.placement, spec, shape)
 
-    def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
+    def layout_for(
+        self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None, dtype: str = "float32"
+    ) -> KerasLayout:
         """The layout that a variable gets by `kf.shard`, by the rules, or by default (broadcast).
 
         Problems are recorded, and raised together by `check`. A split that becomes broadcast is warned of once.
@@ -217,6 +219,7 @@ class FlowDistribution(Distribution):
             path: the variable's path.
             shape: its logical shape.
             layer: the layer that owns it; None takes the layer that is creating variables now.
+            dtype: its dtype.
         """
         created_by = creator()
         layer = layer or (created_by.layer if created_by else None)
@@ -225,16 +228,18 @@ class FlowDistribution(Distribution):
         if (created_by and created_by.kind != "layer" and layer is None) or is_seed(path) or not shape:
             return KerasLayout(VariableLayout(broadcast, "default"), self)
         self._problems.pop(path, None)  # what was asked for before may be taken back, as in a notebook
+        capabilities = backend().capabilities
+        whole = held_whole(capabilities, layer, dtype)
         try:
             spec = shard_of(layer, path)
             source = "kf.shard"
             if spec is None:
                 weight = companions.weight_of(path, layer)
                 if weight is not None and not self._has_own_rule(path, weight.path):
-                    return self._layout_with(weight, path, shape, layer)
+                    return self._layout_with(weight, path, shape, layer, whole)
                 match = self.rules.match(path)
                 if match is None:
-                    return self._held(broadcast, "default", path)
+                    return self._held(broadcast, "default", path, whole=whole)
                 self._rule_use.matched.add(match.key)
                 spec, source = match.spec, f"rule '{match.key}'"
             unpacked = companions.unpacked_shape(layer, path, shape)
@@ -250,17 +255,22 @@ class FlowDistribution(Distribution):
         if problems:
             self._problems[path] = problems
             return KerasLayout(VariableLayout(broadcast, source), self)
-        capabilities = backend().capabilities
-        fitted = fit_layout(requested, path, capabilities, self.joined_axes, layer)
-        # `check` raises it with all others, so that a user sees every bad rule at once
-        if fitted.reasons and self.strict:
-            self._problems[path] = [f"{reason} (strict=True)" for reason in fitted.reasons]
-        for reason in () if self.strict else fitted.reasons:
-            self.fallbacks.add(path, source, reason.removeprefix(f"{path}: "))
-        used = Layout(self.placement, {}, shape) if _is_gathered(layer, capabilities) else None
-        return self._held(fitted.layout, source, path, "; ".join(fitted.reasons), used)
+        fitted = fit_layout(requested, path, capabilities, self.joined_axes, layer, dtype)
+        self._fell_back(path, source, fitted.reasons)
+        is_gathered = _is_gathered(layer, capabilities) and not fitted.layout.is_broadcast
+        used = Layout(self.placement, {}, shape) if is_gathered else None
+        return self._held(fitted.layout, source, path, "; ".join(fitted.reasons), used, whole)
 
-    def _held(self, layout: Layout, source: str, path: str, note: str = "", used: Layout | None = None) -> KerasLayout:
+    def _fell_back(self, path: str, source: str, reasons: Sequence[str]) -> None:
+        # `check` raises it with all others, so that a user sees every bad rule at once
+        if reasons and self.strict:
+            self._problems[path] = [f"{reason} (strict=True)" for reason in reasons]
+        for reason in () if self.strict else reasons:
+            self.fallbacks.add(path, source, reason.removeprefix(f"{path}: "))
+
+    def _held(
+        self, layout: Layout, source: str, path: str, note: str = "", used: Layout | None = None, whole: str = ""
+    ) -> KerasLayout:
         """The layout in which a weight is held: the one that it was given, or split further (`zero=3`)."""
         found = None
         if self.gathers_weights and not self.has_one_rank:
@@ -268,7 +278,9 @@ class FlowDistribution(Distribution):
                 found = self._split_further(layout)
             except LayoutError as error:
                 self._problems[path] = [f"{path}: {error}"]
-        if found is None:
+        if found is not None and whole:
+            self._fell_back(path, "zero=3", [f"{path}: {whole}, with zero=3 too"])
+        if found is None or whole:
             return KerasLayout(VariableLayout(layout, source, note, used), self)
         source = f"zero={self.zero.stage}; before it: {source}"
         return KerasLayout(VariableLayout(found, source, note, used or layout), self)
@@ -311,16 +323,16 @@ class FlowDistribution(Distribution):
         return key is not None and key != matched_key(self.rules, weight)
 
     def _layout_with(
-        self, weight: keras.Variable, path: str, shape: tuple[int, ...], layer: keras.Layer | None
+        self, weight: keras.Variable, path: str, shape: tuple[int, ...], layer: keras.Layer | None, whole: str
     ) -> KerasLayout:
         """The layout of a variable that belongs to a weight of its layer, from the weight's."""
         found = keras_layout(weight)
         if found is None or found.distribution is not self:
-            found = self.layout_for(weight.path, tuple(weight.shape), layer)
+            found = self.layout_for(weight.path, tuple(weight.shape), layer, weight.dtype)
         source = f"its weight {weight.path!r}, which has it from {found.given.source}"
-        layout = companions.layout_with(found.layout, path, shape)
+        layout = Layout(self.placement, {}, shape) if whole else companions.layout_with(found.layout, path, shape)
         used = None if found.given.used is None else companions.layout_with(found.given.used, path, shape)
-        return KerasLayout(VariableLayout(layout, source, used=used), self)
+        return KerasLayout(VariableLayout(layout, source, used=None if used == layout else used), self)
 
     # ---- checks
 

@@ -135,7 +135,7 @@ def _place(variable: keras.Variable, distribution: Distribution, owner: reachabl
     # an optimizer reaches the variables that it updates, which are not its own
     by_hand = owner is None or isinstance(owner, keras.Optimizer)
     with nullcontext() if by_hand else creating("layer" if layer is not None else "metric", layer):
-        layout = distribution.layout_for(variable.path, tuple(variable.shape), layer)
+        layout = distribution.layout_for(variable.path, tuple(variable.shape), layer, variable.dtype)
         if isinstance(owner, keras.Metric):
             # its state is not compared between processes: a callback may have a metric in one of them alone
             variable._layout = layout
@@ -172,6 +172,6 @@ def lay_optimizer(optimizer: keras.Optimizer, distribution: Distribution) -> boo
         ):
             continue
         with creating("optimizer"):
-            backend().place(slot, wanted or distribution.layout_for(slot.path, tuple(slot.shape)))
+            backend().place(slot, wanted or distribution.layout_for(slot.path, tuple(slot.shape), dtype=slot.dtype))
         changed = True
     return changed

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from keras_flow import sbp
+from keras_flow.current import keras_places
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from keras_flow.sbp import PartialSum, Split
@@ -40,6 +41,7 @@ def fit_layout(
     capabilities: Capabilities,
     joined_axes: Sequence[tuple[str, ...]] = (),
     layer: keras.Layer | None = None,
+    dtype: str = "float32",
 ) -> Fitted:
     """The layout nearest to `requested` that divides and that the engine can hold.
 
@@ -50,6 +52,7 @@ def fit_layout(
         joined_axes: groups of axes that this distribution only ever uses together, so that an engine without several
             axes on one dim can hold them as one flattened axis.
         layer: the layer that owns the variable, where known.
+        dtype: the variable's.
     """
     parts = list(requested.nd_sbp)
     names = requested.placement.axis_names
@@ -60,7 +63,7 @@ def fit_layout(
         if reason not in reasons:
             reasons.append(reason)
 
-    unsplit = _must_be_whole(capabilities, layer, path)
+    unsplit = held_whole(capabilities, layer, dtype) or _must_be_whole(capabilities, layer, path)
     for dim, length in enumerate(requested.shape):
         axes = requested.axes_of_dim(dim)
         if not axes:
@@ -87,6 +90,15 @@ def fit_layout(
             else:
                 kept *= size
     return Fitted(Layout(requested.placement, parts, requested.shape), tuple(reasons))
+
+
+def held_whole(capabilities: Capabilities, layer: keras.Layer | None, dtype: str) -> str:
+    """The engine's reason why it holds such a variable whole whatever is asked, or an empty text."""
+    found = {
+        "integers": not dtype.startswith(("float", "bfloat")),
+        "preprocessing": layer is not None and keras_places.is_of_keras(type(layer), "layers.preprocessing"),
+    }
+    return next((reason for kind, reason in capabilities.held_whole.items() if found[kind]), "")
 
 
 def _must_be_whole(capabilities: Capabilities, layer: keras.Layer | None, path: str) -> str:

@@ -196,7 +196,9 @@ def layouts_of(distribution: FlowDistribution, model: keras.Model) -> list[tuple
     for variable in model.variables:
         layout = keras_layout(variable)
         if layout is None or layout.distribution is not distribution:
-            layout = distribution.layout_for(variable.path, tuple(variable.shape), owners.get(id(variable)))
+            layout = distribution.layout_for(
+                variable.path, tuple(variable.shape), owners.get(id(variable)), variable.dtype
+            )
         layouts.append((variable, layout.given))
     return layouts
 

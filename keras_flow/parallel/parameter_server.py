@@ -127,7 +127,9 @@ class ParameterServer(PipelineParallel):
             raise FlowError('with mode="sync" every batch is one update, and nothing else is counted')
         return self._counted
 
-    def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
+    def layout_for(
+        self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None, dtype: str = "float32"
+    ) -> KerasLayout:
         """The layout of a variable: a layer's is whole on the server that has least; all else is on the chief."""
         made_by = creator()
         part: FlowDistribution = self._home

@@ -204,13 +204,15 @@ class PipelineParallel(ExplainedDistribution):
 
     # ---- where variables are
 
-    def layout_for(self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None) -> KerasLayout:
+    def layout_for(
+        self, path: str, shape: tuple[int, ...], layer: keras.Layer | None = None, dtype: str = "float32"
+    ) -> KerasLayout:
         """The layout of a variable: on its layer's stage; until that is known, and for all else, on all ranks."""
         made_by = creator()
         ranks = self._ranks_of(layer or (made_by.layer if made_by else None))
         part, source = (self._home, "default") if ranks is None else (self._part(ranks), "its stage")
         if ranks is not None and self._ranks.split_axes:
-            return part.layout_for(path, shape, layer)
+            return part.layout_for(path, shape, layer, dtype)
         return KerasLayout(VariableLayout(Layout(part.placement, {}, shape), source), part)
 
     def _ranks_of(self, layer: keras.Layer | None) -> Ranks | None:
@@ -240,7 +242,9 @@ class PipelineParallel(ExplainedDistribution):
             for variable in (*layer._trainable_variables, *layer._non_trainable_variables, *seeds):
                 found = keras_layout(variable)
                 if ranks is not None and found is not None and found.distribution is not self._part(ranks):
-                    backend().place(variable, self.layout_for(variable.path, tuple(variable.shape), layer))
+                    backend().place(
+                        variable, self.layout_for(variable.path, tuple(variable.shape), layer, variable.dtype)
+                    )
                     moved = True
         optimizer = getattr(model, "optimizer", None)
         if moved and optimizer is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -330,6 +331,31 @@ def of_all_dtypes(folder: str, asynchronous: bool) -> dict[str, list[float]]:
         variable.assign(variable * 0)
     kf.checkpoint.load(folder, model)
     return {variable.name: np.asarray(variable).astype(float).tolist() for variable in model.variables}
+
+
+def of_what_torch_holds_whole(folder: str, zero: int) -> dict[str, np.ndarray]:
+    """Save a quantized layer and statistics, for which there are rules or `zero=`; their values."""
+    mesh = kf.Placement([range(4)], axis_names=("data", "model"))
+    rules = {"down/kernel$": "B,S(0)", "scaled/(mean|variance)": "B,S(0)"}
+    splits = kf.ModelParallel(mesh, rules=rules, batch_axes="data")
+    further = kf.DataParallel(zero=3, zero_min_size=1)
+    keras.utils.set_random_seed(7)
+    with (further if zero else splits).scope():
+        inputs = keras.Input((8,))
+        scaled = keras.layers.Normalization(name="scaled")
+        model = keras.Model(inputs, keras.layers.Dense(4, name="down")(scaled(inputs)))
+        scaled.adapt(np.random.default_rng(1).normal(size=(32, 8)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of layers that cannot be quantized
+            model.quantize("int8")
+    kf.checkpoint.save(folder, model, step=1)
+    from keras_flow.backends.active import backend
+
+    for variable in model.variables:  # a layout is a promise
+        layout = kf.layout_of(variable).layout
+        held = {rank: piece.shape for rank, piece in backend().shards(variable).items()}
+        assert held == {rank: layout.local_shape(rank) for rank in held}, (variable.path, layout, held)
+    return values(model)
 
 
 def loaded(folder: str, layout: str, optimizer: str = "Adam") -> tuple[dict[str, np.ndarray], int]:

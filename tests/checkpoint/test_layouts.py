@@ -80,6 +80,15 @@ def test_slots_that_are_split_further_than_their_variable(
             assert len(next(each for name, each in tensors.items() if name.endswith("up/kernel")).chunks) == 4
 
 
+@pytest.mark.parametrize("engine", ["torch", *(pytest.param(each, marks=pytest.mark.full) for each in ENGINES[:2])])
+def test_integers_and_statistics(engine: str, on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    """Torch holds them whole whatever the rules say: each rank wrote its first rows as those of its place."""
+    for zero in (0, 3):
+        folder = str(tmp_path / str(zero))
+        expected = on_ranks(engine)(programs.of_what_torch_holds_whole, folder, zero)
+        _equal({name: kf.checkpoint.read_tensor(folder, name) for name in expected}, expected)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("layouts", "layout"),

@@ -90,6 +90,16 @@ def test_whole_variables_are_an_engines_row_and_hold_for_subclasses() -> None:
     assert not fit_layout(kf.Layout(MESH, (B, S1), (4, 4)), "d/kernel", needs, layer=keras.layers.Dense(4)).reasons
 
 
+def test_what_an_engine_holds_whole_whatever_is_asked() -> None:
+    holds = replace(ABLE, held_whole={"integers": "no integers", "preprocessing": "no states"})
+    asked = kf.Layout(MESH, (B, S1), (4, 4))
+    for dtype in ("int8", "uint8", "bool", "complex64"):
+        assert fit_layout(asked, "w", holds, dtype=dtype).reasons == ("w: no integers; broadcast on axis 'model'",)
+    assert fit_layout(asked, "w", holds, layer=keras.layers.Normalization()).layout.is_broadcast
+    for dtype in ("bfloat16", "float8_e4m3fn"):
+        assert fit_layout(asked, "w", holds, layer=keras.layers.Dense(4), dtype=dtype).layout == asked
+
+
 def test_partial_sum_is_a_problem() -> None:
     assert problems_of(kf.Layout(MESH, (B, "P"), (4,)), "rule 'w'", "w") == [
         "w: rule 'w' asks for partial_sum; a variable is split or broadcast"

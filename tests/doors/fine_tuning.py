@@ -33,7 +33,7 @@ class Case:
 
 MODES = (None, "int8", "int4", "float8")
 ADAPTERS = ("none", "before compile", "after compile")
-LAYOUTS = ("data", "2x2", "1x2")
+LAYOUTS = ("data", "2x2", "1x2", "zero=3")
 
 
 def cases() -> list[Case]:
@@ -49,6 +49,9 @@ def _scope(layout: str) -> AbstractContextManager[Any]:
     ranks = kf.env.get_world_size()
     if layout == "data":
         return kf.DataParallel().scope()
+    if layout == "zero=3":
+        mesh = kf.Placement(range(ranks), axis_names=("data",))
+        return kf.ModelParallel(mesh, batch_axes="data", zero=3, zero_min_size=1).scope()
     shape = np.arange(ranks).reshape(ranks // 2, 2) if layout == "2x2" else np.arange(ranks).reshape(1, ranks)
     # as people write them: each also finds the scales and adapters of its layer
     rules = {

@@ -13,11 +13,17 @@ from tests.ranks import Pool
 
 ENGINES = ("jax", "tensorflow", "torch")
 FIXED = (Case("int8", "before compile", "2x2"), Case("int4", "none", "1x2"), Case(None, "after compile", "2x2"))
+ZERO = (Case("int8", "after compile", "zero=3"), Case(None, "before compile", "zero=3"))
 
 
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_a_fixed_part(engine: str, on_ranks: Callable[..., Pool]) -> None:
     assert on_ranks(engine)(fine_tuning.deviations, FIXED) == {}
+
+
+@pytest.mark.parametrize("engine", ["torch"])
+def test_weights_that_are_held_split(engine: str, on_ranks: Callable[..., Pool]) -> None:
+    assert on_ranks(engine)(fine_tuning.deviations, ZERO) == {}
 
 
 @pytest.mark.full
