@@ -13,7 +13,6 @@ from keras_flow.backends import leaves
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import data, layouts, local_tensors, variables
 from keras_flow.backends.torch.step import RunningStep, current_step, running
-from keras_flow.backends.torch.trainer import hold_consistent
 
 if TYPE_CHECKING:
     import keras
@@ -32,14 +31,14 @@ def generate_function(
     def generate(*args: object, **kwargs: object) -> object:
         if not layouts.distributed(distribution.placement):
             return function(*args, **kwargs)
-        hold_consistent(model)
 
         def convert(leaf: object) -> object:
             # settings, such as tokens that end a text, are no tensors and stay what they are
             return data.to_tensors(leaf) if hasattr(leaf, "__array__") else leaf
 
         args, kwargs = data.map_call(convert, args, kwargs)
-        with running(RunningStep(distribution, consistent=True)), warnings.catch_warnings():
+        held, step = variables.viewed(model.variables, consistent=True), RunningStep(distribution, consistent=True)
+        with held, running(step), warnings.catch_warnings():
             warnings.filterwarnings("ignore", _OF_ONE_NUMBER)
             args, kwargs = data.put_batch((args, kwargs), distribution)  # type: ignore[misc]
             return leaves.mapped(variables.to_logical, function(*args, **kwargs))

@@ -118,8 +118,11 @@ class Reducer:
 
     def watch_further(self, variables: Sequence[keras.Variable]) -> None:
         """Watch those that are not watched yet: a `train_step` may train what was frozen when the step began."""
-        known = "_keras_flow_reducer"
-        self._watch([each for each in variables if getattr(each._value, known, None) is not self])
+        self._watch([each for each in variables if not self._has_hook(each._value)])
+
+    def _has_hook(self, stored: object) -> bool:
+        # a Parameter that was used under several placements has a hook of each
+        return self in getattr(stored, "_keras_flow_reducers", ())
 
     def _watch(self, variables: Sequence[keras.Variable]) -> None:
         for variable in variables:
@@ -133,9 +136,9 @@ class Reducer:
             if stored is not None:
                 stored._keras_flow_part = part_of(variable)
             # a variable that was re-laid has a new Parameter, without a hook
-            if stored is not None and stored.requires_grad and getattr(stored, "_keras_flow_reducer", None) is not self:
+            if stored is not None and stored.requires_grad and not self._has_hook(stored):
                 stored.register_post_accumulate_grad_hook(self._ready)
-                stored._keras_flow_reducer = self
+                stored._keras_flow_reducers = {*getattr(stored, "_keras_flow_reducers", ()), self}
                 stored._keras_flow_path = variable.path
 
     def reset(self) -> None:

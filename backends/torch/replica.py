@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from keras_flow.backends.torch.collectives import process_group
 def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, find_unused: bool) -> Replica:
     """Use torch's DistributedDataParallel, which averages in buckets while the backward pass runs."""
     if len(ranks) == 1:
-        return Replica(model, lambda loss_function, has_aux: _gradients_of(model, lambda: True, loss_function, has_aux))
+        return Replica(model, lambda loss_function, has_aux: _gradients_of(model, None, loss_function, has_aux))
     averaged = _Averaged(
         model,
         lambda: DistributedDataParallel(
@@ -34,7 +34,7 @@ def make_replica(model: keras.Model, ranks: tuple[int, ...], bucket_bytes: int, 
     )
     return Replica(
         averaged,
-        lambda loss_function, has_aux: _gradients_of(model, lambda: averaged.is_synced, loss_function, has_aux),
+        lambda loss_function, has_aux: _gradients_of(model, averaged, loss_function, has_aux),
         averages=True,
         no_sync=averaged.no_sync,
         is_recorded=lambda: averaged.is_synced and torch.is_grad_enabled(),
@@ -49,6 +49,8 @@ class _Averaged:
 
     def __init__(self, model: keras.Model, make: Callable[[], DistributedDataParallel]):
         self.is_synced = True
+        #: gradients of `no_sync` wait for the next ones
+        self.has_kept = False
         self._model, self._make = model, make
         self._trained: list[keras.Variable] = []
         self._wrapped: DistributedDataParallel | None = None
@@ -77,21 +79,30 @@ class _Averaged:
 
 
 def _gradients_of(
-    model: keras.Model, is_synced: Callable[[], bool], loss_function: Callable[..., Any], has_aux: bool
+    model: keras.Model, averaged: _Averaged | None, loss_function: Callable[..., Any], has_aux: bool
 ) -> Callable[..., tuple[Any, list[Any]]]:
     def step(*args: Any) -> tuple[Any, list[Any]]:
+        values = [each.value for each in model.trainable_weights]
+        if averaged is None or not averaged.has_kept:
+            _clear(values)  # Keras's `fit` leaves gradients, as a step that raised does
         # arrays become tensors, as where a loss function is traced: torch subtracts none from a tensor with a gradient
         tensors = cast("tuple[Any, ...]", keras.tree.map_structure(_tensor, args))  # the structure it was given
         result = loss_function(*tensors)
         (result[0] if has_aux else result).backward()
         values = [each.value for each in model.trainable_weights]
         found = [torch.zeros_like(value) if value.grad is None else value.grad for value in values]
-        if is_synced():
-            for value in values:
-                value.grad = None
+        if averaged is None or averaged.is_synced:
+            _clear(values)
+        if averaged is not None:
+            averaged.has_kept = not averaged.is_synced
         return _detached(result), found
 
     return step
+
+
+def _clear(values: Sequence[torch.Tensor]) -> None:
+    for value in values:
+        value.grad = None
 
 
 def _tensor(value: Any) -> Any:

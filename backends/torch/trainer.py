@@ -111,7 +111,7 @@ def make_function(
     # Keras keeps a function that is made; wrapped twice, a batch would be cut twice
     if not hasattr(function, "keras_flow_step"):
         setattr(model, name, _wrapped(model, function, trains=name == "train_function"))
-    _settle(model, distribution)
+    _settle(model, distribution, trains=name == "train_function")
     return getattr(model, name)
 
 
@@ -140,6 +140,27 @@ def retrack(model: keras.Layer) -> None:
             layer._track_variables()
 
 
+def lists_replaced(layer: keras.Layer, *args: object, **kwargs: object) -> bool | None:
+    """Condition of the hook on `Layer.named_parameters`: whether torch's modules have Parameters that were replaced."""
+    tracked = layer.__dict__.get("_modules", {}).get("_torch_params")
+    listed = () if tracked is None else tracked._parameters.values()
+    return any(getattr(each, "_keras_flow_replaced", False) for each in listed) or None
+
+
+@hook(
+    "keras.Layer",
+    "named_parameters",
+    "after `kf.shard` of a built layer, `zero_grad` and optimizers of torch would get the tensors that it had before",
+    when=lists_replaced,
+)
+def named_parameters(
+    _: object, original: Callable[..., object], layer: keras.Layer, *args: object, **kwargs: object
+) -> object:
+    """Hook on `Layer.named_parameters`: those that its variables have now."""
+    retrack(layer)
+    return original(layer, *args, **kwargs)
+
+
 def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) -> Callable[..., object]:
     compared, order = 0, gathered_weights.Order()
 
@@ -153,7 +174,7 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
         is_first = batches.watch_of_step().see(data)
         if not layouts.distributed(distribution.placement):  # one rank, or this one outside the placement: all of it
             return function(data)
-        consistent = _settled(model, distribution)
+        consistent = _settled(model, distribution, trains)
         if is_first:
             replicas = distribution.num_model_replicas
             distribution.uneven_notice.see(batches.rows(data), replicas, fewest=None if consistent else replicas)
@@ -162,7 +183,7 @@ def _wrapped(model: keras.Model, function: Callable[..., object], trains: bool) 
             if trains and distribution.zero_stage:
                 optimizer.watch(model.trainable_variables)
             this = RunningStep(distribution, consistent=True, readers=readers)
-            with running(this), gathered_weights.not_kept(this, order):
+            with _held(model, this, trains), running(this), gathered_weights.not_kept(this, order):
                 out = leaves.mapped(variables.to_logical, function(batches.put_batch(data, distribution)))
                 out = _settled_logs(out, readers)
         else:
@@ -192,7 +213,7 @@ def _mirrored_step(
         reducer.attach(model.trainable_variables)
     try:
         step = RunningStep(distribution, consistent=False, readers=readers)
-        with running(step), gathered_weights.not_kept(step, order):
+        with _held(model, step, trains), running(step), gathered_weights.not_kept(step, order):
             return _settled_logs(leaves.mapped(split_rows.gathered, function(data)), readers)
     finally:
         reducer.reset()
@@ -206,15 +227,22 @@ def _settled_logs(outputs: object, readers: LogReaders | None) -> object:
     return outputs
 
 
-def _settled(model: keras.Model, distribution: Distribution) -> bool:
+def _held(model: keras.Model, step: RunningStep, trains: bool) -> AbstractContextManager[object]:
+    """Hold a data-parallel model's weights as the step's view asks; `fit` holds them so for good."""
+    if trains or not step.distribution.mirrored_view:
+        return contextlib.nullcontext()
+    return variables.viewed([each for each in model.variables if len(each.shape)], step.consistent)
+
+
+def _settled(model: keras.Model, distribution: Distribution, trains: bool) -> bool:
     known = _views.get(model)
     if known is None or known[0] is not distribution:
-        return _settle(model, distribution)
+        return _settle(model, distribution, trains)
     return known[1]
 
 
-def _settle(model: keras.Model, distribution: Distribution) -> bool:
-    """Choose the view before training, and hold the model's variables accordingly. Returns whether it is consistent."""
+def _settle(model: keras.Model, distribution: Distribution, trains: bool) -> bool:
+    """Choose the view, and hold what is trained accordingly. Returns whether it is consistent."""
     own_code.look_at_classes()  # in the consistent view each call of a layer asks what is believed of it
     consistent = not distribution.mirrored_view
     if distribution.mirrored_view and layouts.distributed(distribution.placement):
@@ -225,7 +253,7 @@ def _settle(model: keras.Model, distribution: Distribution) -> bool:
                 f"DataParallel: {interaction.text}, so model {model.name!r} is trained by the consistent view (logical "
                 "tensors; the same numbers, more slowly)"
             )
-        for variable in copies.variables_of(model):
+        for variable in copies.variables_of(model) if trains else ():
             if len(variable.shape):
                 variables.as_view(variable, consistent)
     # plain in both views, because callbacks and logs read them between steps
@@ -235,13 +263,6 @@ def _settle(model: keras.Model, distribution: Distribution) -> bool:
     retrack(model)
     _views[model] = (distribution, consistent)
     return consistent
-
-
-def hold_consistent(model: keras.Model) -> None:
-    """Hold a model's weights as DTensors, for a step that is none of Keras's trainer; the next `fit` chooses anew."""
-    if any([variables.as_view(variable, consistent=True) for variable in model.variables]):
-        _views.pop(model, None)
-        retrack(model)
 
 
 def _refuse(model: keras.Model) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -222,8 +223,11 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         full = _value_of_rank_0(variable, full, layout.distribution)
     if not _stays_plain(variable) and _as_dtensor(variable._dtype, full.shape, layout, of_layer=creator() is None):
         _set(variable, _distribute(full, layout))
-    elif isinstance(stored, DTensor) or full is not variable._value:
-        variable._value = torch.nn.Parameter(full.clone(), requires_grad=variable._value.requires_grad)
+    elif type(own := variable._value) is not torch.nn.Parameter or own.is_meta:
+        _set(variable, full.clone(), own.requires_grad)
+    elif full.data_ptr() != own.data_ptr():  # optimizers, hooks and modules of torch know the Parameter
+        with torch.no_grad():
+            own.copy_(full)
 
 
 def _absent(variable: keras.Variable) -> torch.Tensor:
@@ -241,23 +245,43 @@ def from_rank(variable: keras.Variable, rank: int) -> torch.Tensor:
     return value
 
 
-def as_view(variable: keras.Variable, consistent: bool) -> bool:
-    """Hold a broadcast variable of a data-parallel model as DTensor (`consistent`) or plain. True where it changed."""
+def as_view(variable: keras.Variable, consistent: bool) -> None:
+    """Hold a broadcast variable of a data-parallel model as DTensor (`consistent`) or plain."""
+    value = _in_view(variable, consistent)
+    if value is not None:
+        _set(variable, value, variable._value.requires_grad)
+
+
+def viewed(variables: Iterable[keras.Variable], consistent: bool) -> AbstractContextManager[None]:
+    """Inside, variables are held as by `as_view`, and have their own Parameters again after it.
+
+    Optimizers and hooks of a user's own loop know these: an `evaluate` between its steps must not replace them.
+    """
+    values = [(variable, _in_view(variable, consistent)) for variable in variables]
+    return holding(
+        [
+            (variable, torch.nn.Parameter(value, requires_grad=variable._value.requires_grad))
+            for variable, value in values
+            if value is not None
+        ]
+    )
+
+
+def _in_view(variable: keras.Variable, consistent: bool) -> torch.Tensor | None:
+    """A variable's value as DTensor or plain, in the memory that it has; None where it is held so."""
     layout, stored = keras_layout(variable), variable._value
     if layout is None or stored is None or isinstance(stored, DTensor) == consistent:
-        return False
+        return None
     if isinstance(stored, DTensor):
-        if not layout.layout.is_broadcast:  # a slot: split in either view
-            return False
-        variable._value = torch.nn.Parameter(to_logical(stored.detach()), requires_grad=stored.requires_grad)
-        return True
+        # a slot is split in either view
+        return to_logical(stored.detach()) if layout.layout.is_broadcast else None
     # counters and seeds are equal on all ranks in either view
     if not stored.is_floating_point() or _stays_plain(variable):
-        return False
+        return None
     if not layouts.distributed(layout.distribution.placement):
-        return False
-    _set(variable, _distribute(stored.detach(), layout))
-    return True
+        return None
+    stored.data = stored.data.contiguous()
+    return _distribute(stored.detach(), layout)
 
 
 def is_split_over_processes(variable: keras.Variable) -> bool:
@@ -352,8 +376,13 @@ def _distribute(full: torch.Tensor, layout: KerasLayout) -> DTensor:
     return from_logical(full, mesh, layouts.engine_layout(layout.layout))
 
 
-def _set(variable: keras.Variable, value: torch.Tensor) -> None:
-    variable._value = torch.nn.Parameter(value, requires_grad=variable._trainable and value.is_floating_point())
+def _set(variable: keras.Variable, value: torch.Tensor, is_trained: bool | None = None) -> None:
+    if is_trained is None:
+        is_trained = variable._trainable and value.is_floating_point()
+    # torch's modules have the Parameter until they are told: `trainer.lists_replaced`
+    if isinstance(before := getattr(variable, "_value", None), torch.Tensor):
+        before._keras_flow_replaced = True  # type: ignore[attr-defined]
+    variable._value = torch.nn.Parameter(value, requires_grad=is_trained)
 
 
 def _value_of_rank_0(variable: keras.Variable, full: torch.Tensor, distribution: Distribution) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import keras
 import numpy as np
@@ -121,6 +121,8 @@ class FlowDistribution(Distribution):
         self._raised: dict[str, list[str]] = {}
         self._rule_use = layout_problems.RuleUse(self.rules, self.activations, self.maps_outputs)
         self._warned: set[str] = set()
+        #: optimizer -> the layouts of its variables when its slots were last laid
+        self._laid: WeakKeyDictionary[keras.Optimizer, list[KerasLayout | None]] = WeakKeyDictionary()
         self.fallbacks = Fallbacks()
         self._entered = False
         self.joined_axes = joined_axes(list(self._legal_specs()), self.batch_axes, placement.axis_names)
@@ -354,9 +356,11 @@ class FlowDistribution(Distribution):
             return models.adopt(model, self, *others)
 
     def lay_optimizer(self, optimizer: keras.Optimizer) -> None:
-        """Give slots that were made elsewhere the layouts of their variables, unless all were laid already."""
-        if not all(models.is_laid(slot, self) for slot in optimizer.variables):
+        """Give slots that were made elsewhere, or before `kf.shard`, the layouts of their variables."""
+        layouts = [keras_layout(variable) for variable in optimizer._trainable_variables]
+        if layouts != self._laid.get(optimizer) or not all(models.is_laid(slot, self) for slot in optimizer.variables):
             models.lay_optimizer(optimizer, self)
+            self._laid[optimizer] = layouts
 
     def apply(self, model: keras.Model) -> keras.Model:
         """Give the variables of a built model their layouts under this distribution.

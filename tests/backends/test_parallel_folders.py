@@ -231,8 +231,7 @@ NAMES = {
             "a graph for each shape of batch"
         ),
         "in_turn predicted": "a function of Keras's may run several steps",
-        "hold_consistent": "weights of data parallel are plain tensors, and DTensors where a model generates",
-        "new_source retrack": "a step runs eagerly, on parameters of torch's modules",
+        "new_source retrack lists_replaced named_parameters": "a step runs eagerly, on parameters of torch's modules",
     },
     "split_backward": {
         "Parts parts": "JAX cuts a traced program",
@@ -260,7 +259,7 @@ NAMES = {
         "layout_of_use": "a weight that the rows' axis splits is gathered by hand for layers alone",
         "read_directly convert": "eagerly DTensor fails on much: one rank computes what is called outside of steps",
         "copied copy_while_writing": "what JAX's `read_whole` does too; torch reads blocks on demand",
-        "assigned_over_ranks as_view keep_plain whole holding": "a variable is a DTensor or a plain tensor by its view",
+        "assigned_over_ranks as_view viewed keep_plain whole holding": "a variable is a DTensor or plain, by its view",
     },
 }
 

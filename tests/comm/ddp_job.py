@@ -98,6 +98,12 @@ def thaw(model: keras.Model) -> None:
     model.layers[0].trainable = True
 
 
+def fit(model: keras.Model) -> None:
+    """On torch, Keras leaves the gradients of its last step."""
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    model.fit(*rows(0), verbose=0)
+
+
 class Unused(keras.Model):
     """A layer of it takes no part in the loss."""
 
@@ -172,6 +178,7 @@ def everything() -> None:
     assert len(model.trainable_weights) == 2
     model = check("unfrozen", frozen, mse, change=thaw)
     assert len(model.trainable_weights) == 4
+    check("after fit", dense, mse, change=fit)
     check("unused", unused, mse)
     check("two outputs", two_outputs, two_losses)
     check("bfloat16 beside float32", half, mse, 2e-2)

@@ -274,3 +274,100 @@ def an_index_outside_of_a_split_table_is_an_error() -> None:
         model.compile("sgd", "mse")
         wrong = np.full((4, 3), 6, "int32")
         assert "out of range" in error_of(lambda: model.predict_on_batch(wrong))
+
+
+@check
+def a_loop_of_ones_own_trains_on_after_evaluate() -> None:
+    """The rows of this model interact: `evaluate` runs by the consistent view, and leaves the loop's Parameters."""
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    class Mixes(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x - x.mean(0, keepdim=True)
+
+    def trained() -> list[Any]:
+        keras.utils.set_random_seed(0)
+        model: Any = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), Mixes(), keras.layers.Dense(3)])
+        model.compile(loss="mse")
+        optimizer, found = torch.optim.SGD(model.parameters(), 0.1), []
+        before = [weight.value for weight in model.weights]
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss: Any = keras.ops.mean(keras.ops.square(model(torch.tensor(X)) - torch.tensor(Y)))
+            loss.backward()
+            optimizer.step()
+            found += [model.evaluate(X, Y, batch_size=8, verbose=0), model.predict(X, verbose=0)]
+        assert all(weight.value is one for weight, one in zip(model.weights, before, strict=True))
+        return [*found, *model.get_weights()]
+
+    wanted = trained()
+    with kf.DataParallel().scope():
+        found = trained()
+    assert wanted[0] > wanted[2] > wanted[4]
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@check
+def parameters_are_kept_where_their_values_are() -> None:
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    keras.utils.set_random_seed(kf.env.get_rank())  # other values on each rank
+    model: Any = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    optimizer, weights = torch.optim.SGD(model.parameters(), 0.1), [weight.value for weight in model.weights]
+    with kf.DataParallel().scope():
+        model.evaluate(X, Y, verbose=0)
+    with kf.DataParallel(kf.Placement([3, 2, 1, 0])).scope():
+        model.fit(X, Y, verbose=0)
+    with kf.DataParallel().scope():
+        model.fit(X, Y, verbose=0)
+        model.optimizer.learning_rate = 0.0
+        model.fit(X, Y, batch_size=8, verbose=0)
+    assert all(weight.value is one for weight, one in zip(model.weights, weights, strict=True))
+    mean = [weight.value.grad.numpy() for weight in model.weights]
+    model.zero_grad()
+    model.compute_loss(y=torch.tensor(Y), y_pred=model(torch.tensor(X))).backward()
+    for one, weight in zip(mean, model.weights, strict=True):  # averaged once, however often it was laid
+        np.testing.assert_allclose(one, weight.value.grad.numpy(), rtol=1e-4, atol=1e-6)
+    before = model.get_weights()
+    optimizer.step()
+    assert all((one != other).any() for one, other in zip(before, model.get_weights(), strict=True))
+
+
+@check
+def a_layer_that_is_split_between_own_steps_trains_on() -> None:
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    def trained(splits: bool) -> list[Any]:
+        keras.utils.set_random_seed(0)
+        model: Any = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        for step in range(4):
+            if step == 2 and splits:
+                kf.shard(model.layers[0], kernel={"model": kf.sbp.split(1)})
+            model.zero_grad()
+            model.compute_loss(y=torch.tensor(Y), y_pred=model(torch.tensor(X), training=True)).backward()
+            _apply(model)
+        if splits:
+            slot = model.optimizer.momentums[0]
+            assert kf.layout_of(slot).layout == kf.layout_of(model.layers[0].kernel).layout
+            listed = {id(each) for each in model.parameters()}
+            assert all(id(weight.value) in listed for weight in model.weights)
+        return model.get_weights()
+
+    wanted = trained(splits=False)
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    with kf.ModelParallel(placement).scope():
+        found = trained(splits=True)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
