@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -148,7 +148,8 @@ class _Program:
     def _body(self, block: jax.Array) -> jax.Array:
         flat = block.reshape(-1)
         if block.dtype == bool:
-            flat = flat.astype(jnp.uint8)  # pieces are added
+            # pieces are added: a sum of truths of 256 ranks would be 0 in a byte
+            flat = flat.astype(jnp.uint8 if len(self.plan.ranks) < 256 else jnp.int32)
         for step in self.steps:
             if self.grid.on_axes and _is_native(step):
                 flat = self._native(step, flat)
@@ -166,16 +167,17 @@ class _Program:
         source, target = step.exchange.source, step.exchange.target
         values = flat.reshape(source.local_shape(source.placement.ranks[0]))
         changed = [axis for axis in range(source.placement.ndim) if axis not in step.exchange.apart]
-        names = _axis_names(source, changed)
+        # the mesh has the source's names; the target's axes are the same ones, and may be called otherwise
+        names = tuple(source.placement.axis_names[axis] for axis in changed)
         if step.kind == "all_reduce":
             values = lax.psum(values, names)
         if step.kind == "all_gather":
             # dim 0 last: joining blocks along it moves nothing, and what is joined along other dims first is smaller
-            for dim, names_of_dim in reversed(_by_dim(source, changed)):
+            for dim, names_of_dim in reversed(_by_dim(source, changed, names)):
                 values = _join_blocks(lax.all_gather(values, names_of_dim), dim)
         if step.kind == "reduce_scatter":
-            for dim, names_of_dim in _by_dim(target, changed):
-                if lax.axis_size(names_of_dim) == 2 and dim:
+            for dim, names_of_dim in _by_dim(target, changed, names):
+                if lax.axis_size(names_of_dim) == 2 and len(names_of_dim) == 1 and dim:
                     values = _scatter_in_two(values, dim, *names_of_dim)
                 else:
                     values = lax.psum_scatter(
@@ -321,14 +323,12 @@ def _is_native(step: Step) -> bool:
     return step.kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute") and is_uniform(step)
 
 
-def _axis_names(layout: Layout, axes: Iterable[int]) -> tuple[str, ...]:
-    return tuple(layout.placement.axis_names[axis] for axis in axes)
-
-
-def _by_dim(layout: Layout, axes: Sequence[int]) -> list[tuple[int, tuple[str, ...]]]:
+def _by_dim(layout: Layout, axes: Sequence[int], names: Sequence[str]) -> list[tuple[int, tuple[str, ...]]]:
     """The dims that these axes split, each with the names of its axes."""
-    dims = sorted({_split_dim(layout, axis) for axis in axes})
-    return [(dim, _axis_names(layout, [axis for axis in axes if _split_dim(layout, axis) == dim])) for dim in dims]
+    named: dict[int, list[str]] = {}
+    for axis, name in zip(axes, names, strict=True):
+        named.setdefault(_split_dim(layout, axis), []).append(name)
+    return [(dim, tuple(named[dim])) for dim in sorted(named)]
 
 
 def _scatter_in_two(values: jax.Array, dim: int, axis: str) -> jax.Array:

@@ -13,9 +13,12 @@ from keras_flow.layout import Layout
 from keras_flow.placements import Placement
 from tests.boxing.cases import all_nd_sbps, grid, logical_tensor, shards_of
 
+#: reduce-scatters over axes of which one has one rank
+THIN = (((2, 1), "P,P -> S(1),S(1)"), ((1, 2), "P,P -> S(1),S(1)"), ((2, 1, 2), "S(1),P,P -> B,B,B"))
+
 
 def pairs() -> list[tuple[Layout, Layout]]:
-    """Every pair on 2x2 and on 4, uneven too; a fixed sample between different placements."""
+    """Every pair on 2x2 and on 4, uneven too; a fixed sample between different placements, and of names of axes."""
     found = []
     for hierarchy, shape in (((2, 2), (8, 12)), ((4,), (5, 7))):
         for before in all_nd_sbps(len(hierarchy)):
@@ -32,7 +35,13 @@ def pairs() -> list[tuple[Layout, Layout]]:
         for before in all_nd_sbps(one.ndim)
         for after in all_nd_sbps(other.ndim)
     ]
-    return found + random.Random(0).sample(asymmetric, 40)
+    found += random.Random(0).sample(asymmetric, 40)
+    for hierarchy, pair in THIN:
+        before, after = pair.split(" -> ")
+        found.append((Layout(grid(hierarchy), before, (8, 12)), Layout(grid(hierarchy), after, (8, 12))))
+    # of a shape of their own: names do not count where plans are compared, and bytes are counted in a first run
+    named = Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    return found + [(Layout(named, "P,B", (4, 8)), Layout(grid((2, 2)), after, (4, 8))) for after in ("S(1),B", "B,B")]
 
 
 def wrong_values() -> BoxingPlan:

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import sampling
-from tests.ranks import CALL
+from tests.ranks import CALL, Pool
 
 #: plans with a seeded fault
 FAULTS = ("wrong values", "wrong bytes")
@@ -70,6 +71,22 @@ def test_eight_ranks_of_jax_execute_plans_right(eight_ranks: dict) -> None:
 def test_loops_are_not_cut_where_devices_keep_all_cores_busy(eight_ranks: dict) -> None:
     has_idle_cores = (os.cpu_count() or 1) > 8
     assert eight_ranks["parallel tasks"] == {"ours": has_idle_cores, "plain": True}
+
+
+@pytest.mark.full
+def test_truths_of_256_ranks_are_added_right(tmp_path: Path) -> None:
+    def program() -> bool:
+        import keras_flow as kf
+
+        summand = np.ones(4, "bool")
+        total = kf.to_global(dict.fromkeys(range(256), summand), kf.Placement(range(256)), "P")
+        return bool(total.to_global(sbp="B").numpy().all())
+
+    pool = Pool("jax", tmp_path, ranks=256)
+    try:
+        assert pool(program)
+    finally:
+        pool.close()
 
 
 @sampling.one_in(3)
