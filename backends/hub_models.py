@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,13 +125,5 @@ def _write(
             return
         with atomic.beside(path) as new:
             original(model, str(new), *args, **kwargs)
-            for old in Path(path).rglob("*") if new.is_dir() else ():  # what is in the folder beside a preset stays
-                kept = new / old.relative_to(path)
-                if old.is_file() and not kept.exists():
-                    kept.parent.mkdir(parents=True, exist_ok=True)
-                    try:
-                        os.link(old, kept)
-                    except OSError:  # a file system without links
-                        shutil.copy2(old, kept)
 
     shared_files.once(write, model, original.__name__)

@@ -58,6 +58,10 @@ def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     model), comes along under its own name, before it. A body that raises leaves `path` as it was. Symbolic links are
     followed, the file keeps its mode, and what is no file (a pipe, a terminal) is written as it is.
 
+    What else is in a folder of this name stays, as where Keras writes into it: its entries are then replaced one after
+    the other, and only a process that is killed between two of them leaves some old ones. So are those of a folder that
+    cannot be renamed (it is mounted, or the one above it may not be written) or is the working directory.
+
     A file that may be written in a folder that may not is made elsewhere and copied over the old one, once it is whole:
     only a process that is killed while it copies leaves a part of it.
 
@@ -76,18 +80,21 @@ def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     if target.exists() and not (target.is_file() or target.is_dir()):
         yield target
         return
-    if not target.parent.is_dir():
+    stays = target.is_dir() and (os.path.ismount(target) or not os.access(target.parent, os.W_OK | os.X_OK))
+    parent = target if stays else target.parent
+    if not parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
-    if not os.access(target.parent, os.W_OK | os.X_OK) and not (target.is_file() and os.access(target, os.W_OK)):
+    if not os.access(parent, os.W_OK | os.X_OK) and not (target.is_file() and os.access(target, os.W_OK)):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
-    with folder_in(target.parent) as folder:
+    with folder_in(parent) as folder:
         new = folder / target.name
-        yield new
-        for other in sorted(each for each in folder.iterdir() if each != new):
-            put(other, target.with_name(other.name))
-        if new.exists():
-            put(new, target)
-            note(path)
+        with _naming(os.fspath(path), new):
+            yield new
+            for other in sorted(each for each in folder.iterdir() if each != new):
+                _put_into(other, target.with_name(other.name))
+            if new.exists():
+                _put_into(new, target)
+                note(path)
 
 
 @contextlib.contextmanager
@@ -105,21 +112,55 @@ def folder_in(parent: Path) -> Iterator[Path]:
             raise
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
-        yield folder
+        with _naming(os.fspath(parent), folder):
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _naming(asked: str, hidden: Path) -> Iterator[None]:
+    """Let the errors of the body name the path that was asked for, where they name the hidden one."""
+
+    def named(value: object) -> object:
+        return value.replace(str(hidden), asked) if isinstance(value, str) else value
+
+    try:
+        yield
+    except Exception as error:
+        error.args = tuple(named(each) for each in error.args)
+        for name in ("filename", "filename2"):
+            if getattr(error, name, None):  # of an OSError
+                setattr(error, name, named(getattr(error, name)))
+        raise
+
+
+def _put_into(new: Path, target: Path) -> None:
+    """Move what is written to its name; what else is in a folder there stays."""
+    if new.is_dir() and target.is_dir() and not _replaces_all(new, target):
+        for each in sorted(new.iterdir()):
+            _put_into(each, Path(os.path.realpath(target / each.name)))
+    else:
+        put(new, target)
+
+
+def _replaces_all(new: Path, target: Path) -> bool:
+    """Whether a folder may take the place of another: nothing is lost, and nobody works in it."""
+    if new.is_relative_to(target) or Path.cwd().is_relative_to(target):
+        return False
+    return all((new / old.relative_to(target)).exists() and not old.is_symlink() for old in target.rglob("*"))
+
+
 def put(new: Path, target: Path) -> None:
     """Move a file or folder that is written to its name, which may be taken, in one step."""
+    if target.exists() and target.is_dir() == new.is_dir():
+        os.chmod(new, stat.S_IMODE(target.stat().st_mode))
     if new.is_dir():
         for folder, _, names in os.walk(new):
             for name in names:
                 _to_disk(Path(folder, name))
         _exchange_folders(new, target)
     else:
-        if target.exists():
-            os.chmod(new, stat.S_IMODE(target.stat().st_mode))
         _to_disk(new)
         try:
             os.replace(new, target)

@@ -90,6 +90,9 @@ try:
         new.write_text("half")
         raise ValueError("half")
 except ValueError: pass
+with atomic.beside(folder / "models") as new:
+    new.mkdir()
+    (new / "model").write_text("new")
 for name in ("other.txt", "none.txt"):
     try: atomic.write_text(folder / name, "new")
     except PermissionError as error: print(Path(error.filename).name)
@@ -104,11 +107,14 @@ def test_a_folder_that_may_not_be_written() -> None:
         (folder / "mine.txt").write_text("old, and longer")
         (folder / "mine.txt").chmod(0o666)
         (folder / "other.txt").write_text("old")
+        (folder / "models").mkdir()
+        (folder / "models").chmod(0o777)
         done = subprocess.run([sys.executable, "-c", READ_ONLY, name], capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == (0, "other.txt\nnone.txt\n"), done.stderr
         assert (folder / "mine.txt").read_text() == "new"
         assert (folder / "other.txt").read_text() == "old"
-        assert sorted(each.name for each in folder.iterdir()) == ["mine.txt", "other.txt"]
+        assert sorted(each.name for each in folder.iterdir()) == ["mine.txt", "models", "other.txt"]
+        assert _contents(folder / "models") == {"model": "new"}
 
 
 def test_writers_of_another_container_are_left_alone(tmp_path: Path) -> None:
@@ -146,13 +152,64 @@ def test_the_old_folder_of_a_living_writer_is_left_alone(tmp_path: Path, monkeyp
     assert (target / "file").read_text() == "new"
 
 
+def _contents(folder: Path) -> dict[str, str]:
+    return {str(each.relative_to(folder)): each.read_text() if each.is_file() else "" for each in folder.rglob("*")}
+
+
+def _write_folder(folder: Path, text: str) -> None:
+    with atomic.beside(folder) as new:
+        (new / "inside").mkdir(parents=True)
+        (new / "model").write_text(text)
+        (new / "inside" / "weights").write_text(text)
+
+
 def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
-    for number in ("1", "2"):
-        with atomic.beside(tmp_path / "folder") as new:
-            new.mkdir()
-            (new / number).write_text(number)
-    assert [each.name for each in (tmp_path / "folder").iterdir()] == ["2"]
-    assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+    folder = tmp_path / "folder"
+    _write_folder(folder, "1")
+    folder.chmod(0o2770)
+    before = folder.stat().st_ino
+    _write_folder(folder, "2")
+    assert _contents(tmp_path) == {
+        **{"folder": "", "folder/inside": "", "folder/inside/weights": "2", "folder/model": "2"}
+    }
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o2770
+    assert folder.stat().st_ino != before, "in one step"
+
+
+@pytest.mark.parametrize("works_in_it", [False, True])
+def test_what_else_is_in_a_folder_stays(works_in_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras writes into a folder that is there: rows of metrics, say, are in it too."""
+    folder, far = tmp_path / "folder", tmp_path / "far"
+    for name in ("empty", "inside"):
+        (folder / name).mkdir(parents=True)
+    far.mkdir()
+    (folder / "link").symlink_to(far)
+    for name in () if works_in_it else ("metrics.csv", "inside/notes"):
+        (folder / name).write_text("kept")
+    (folder / "model").write_text("0")
+    expected = _contents(folder) | {"model": "1", "inside/weights": "1"}
+    if works_in_it:
+        monkeypatch.chdir(folder)
+    _write_folder(Path(".") if works_in_it else folder, "1")
+    assert _contents(folder) == expected
+    assert (folder / "link").readlink() == far
+    if works_in_it:
+        for name in ("empty", "link"):
+            (folder / name).unlink() if name == "link" else (folder / name).rmdir()
+        _write_folder(folder, "2")  # all of it is written anew
+        assert Path.cwd() == folder and Path("model").read_text() == "2"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["far", "folder"]
+
+
+def test_errors_name_the_path_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^model\.x: an ending"), atomic.beside("model.x") as new:
+        raise ValueError(f"{new}: an ending")
+    with pytest.raises(FileNotFoundError, match=r"^\[Errno 2\] No such file or directory: 'model.x/a'$"):
+        with atomic.beside("model.x") as new:
+            (new / "a").read_text()
+    with pytest.raises(FileNotFoundError, match=f"'{tmp_path}/shard'"), atomic.folder_in(tmp_path) as folder:
+        (folder / "shard").read_text()
 
 
 def test_what_is_written_beside_a_file_comes_along(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ active, so the file is that of a model which was trained on one device.
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,16 +56,8 @@ def export(
     """
 
     def write() -> None:
-        has_folder = Path(filepath).parent.is_dir()
-        with whole(model), atomic.beside(filepath) if has_folder else nullcontext(filepath) as path:
-            said = io.StringIO()
-            try:
-                with redirect_stdout(said):
-                    original(model, str(path), format, *args, **kwargs)
-            except ValueError as error:  # of the name, say: the one that was asked for
-                raise ValueError(str(error).replace(str(path), str(filepath))) from error
-            finally:
-                print(said.getvalue().replace(str(path), str(filepath)), end="")
+        with whole(model), _beside(filepath) as path:
+            original(model, path, format, *args, **kwargs)
 
     def write_or_say() -> None:
         try:
@@ -84,6 +77,19 @@ def export(
     else:
         # no exporter writes an optimizer
         shared_files.write_alone(write_or_say, model, "export", models.all_variables)
+
+
+@contextmanager
+def _beside(filepath: str | os.PathLike[str]) -> Iterator[str]:
+    """Give a path beside a file or folder, which becomes it; what is said of it names the one that was asked for."""
+    said = io.StringIO()
+    has_folder = Path(filepath).parent.is_dir()
+    with atomic.beside(filepath) if has_folder else nullcontext(filepath) as path:
+        try:
+            with redirect_stdout(said):
+                yield str(path)
+        finally:
+            print(said.getvalue().replace(str(path), str(filepath)), end="")
 
 
 def whole(model: keras.Model) -> AbstractContextManager[None]:
@@ -128,7 +134,16 @@ class _Given:
 def _into_archive(given: _Given, original: Callable[..., object], archive: object, *args: Any, **kwargs: Any) -> object:
     """Hook on the methods of `ExportArchive`: they see the variables as one device has them; process 0 writes."""
     with shared_files.plain(given.variables, given.layers, given.made):
-        if original.__name__ != "write_out" or backend().world().process_count == 1:
+        if original.__name__ != "write_out":
             return original(archive, *args, **kwargs)
-        shared_files.write_here(lambda: original(archive, *args, **kwargs), "ExportArchive.write_out")
+
+        def write() -> None:
+            asked = inspect.signature(original).bind(archive, *args, **kwargs)
+            with _beside(asked.arguments["filepath"]) as asked.arguments["filepath"]:
+                original(*asked.args, **asked.kwargs)
+
+        if backend().world().process_count == 1:
+            write()
+        else:
+            shared_files.write_here(write, "ExportArchive.write_out")
         return None

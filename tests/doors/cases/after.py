@@ -30,7 +30,11 @@ def distillation(s: Stage) -> Any:
     distiller = keras.distillation.Distiller(
         teacher=s.model,
         student=s.extra["student"],
-        distillation_losses=keras.distillation.LogitsDistillation(temperature=2.0),
+        distillation_losses=[
+            keras.distillation.LogitsDistillation(temperature=2.0),
+            keras.distillation.FeatureDistillation("mse", s.model.layers[-1].name, "s"),
+        ],
+        distillation_loss_weights=[1.0, 0.5],
         student_loss_weight=0.5,
     )
     distiller.compile(keras.optimizers.SGD(0.1), "mse")
@@ -63,7 +67,9 @@ def archive(s: Stage) -> Any:
     made.add_endpoint("hidden", s.model.layers[0].call, signature)
     if keras.backend.backend() == "tensorflow":  # it writes what weights are then; JAX, what they were
         s.model.fit(s.x, s.y, batch_size=len(s.x), verbose=0)
+    (s.folder / "archive" / "of the user").mkdir(parents=True, exist_ok=True)
     made.write_out(str(s.folder / "archive"), verbose=False)
+    assert {each.name for each in (s.folder / "archive").iterdir()} > {"of the user", "saved_model.pb"}
     loaded = tf.saved_model.load(str(s.folder / "archive"))
     served = [np.asarray(keras.tree.flatten(getattr(loaded, name)(s.x))[0]) for name in made._endpoint_names]
     return served, s.model.predict(s.x, verbose=0)
