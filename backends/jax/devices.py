@@ -80,11 +80,13 @@ def world() -> World:
     return _world or init(announced_devices(), None)
 
 
-def rank_devices() -> tuple[jax.Device, ...]:  # pyright: ignore[reportInvalidTypeForm]
-    """The device of each rank, in the order of ranks."""
+def rank_devices(type: str | None = None) -> tuple[jax.Device, ...]:  # pyright: ignore[reportInvalidTypeForm]
+    """The device of each rank, in the order of ranks; all of another type, which `init` did not take."""
     if not _devices:
         world()
-    return _devices
+    if type in (None, world().type, _devices[0].platform):
+        return _devices
+    return tuple(jax.devices(type))
 
 
 def must_await_steps() -> bool:

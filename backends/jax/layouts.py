@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from keras import tree
 
 from keras_flow import sbp
+from keras_flow.backends.jax.devices import rank_devices
 from keras_flow.current.distribution import check_activation, expected
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
@@ -21,7 +22,7 @@ from keras_flow.sbp import Split
 def mesh(placement: Placement) -> Mesh:
     """The mesh of a placement.
 
-    A rank is the index in `jax.devices()`, not a device's id (these have gaps across processes).
+    A rank is a place in `rank_devices()`: ids have gaps across processes, which may have more devices than their share.
     """
     return _mesh(placement, placement.axis_names)
 
@@ -29,8 +30,7 @@ def mesh(placement: Placement) -> Mesh:
 @functools.cache
 def _mesh(placement: Placement, axis_names: tuple[str, ...]) -> Mesh:
     """Names are a key of their own: equal placements may have others."""
-    # None: the devices that JAX computes on by default
-    devices = jax.devices(placement.type)
+    devices = rank_devices(placement.type)
     return Mesh(np.array([devices[rank] for rank in placement.ranks]).reshape(placement.hierarchy), axis_names)
 
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from keras_flow.backends.files import shared_files, weights_files
 from keras_flow.backends.hooking import distribution_of_new, hook, layout_over_ranks
 from keras_flow.backends.jax import creation
-from keras_flow.backends.jax.devices import world
+from keras_flow.backends.jax.devices import rank_devices, world
 from keras_flow.backends.jax.layouts import engine_layout
 from keras_flow.backends.mail import stage_messages
 from keras_flow.backends.rendezvous import meeting
@@ -274,9 +274,9 @@ def from_logical(value: np.ndarray, sharding: Sharding, dtype: np.dtype | None =
 
 
 def _ranks(sharding: Sharding) -> dict[jax.Device, int]:  # pyright: ignore[reportInvalidTypeForm]
-    # a rank is an index among the devices of one platform: a GPU host has CPUs too
+    # a GPU host has CPUs too
     platform = next(iter(sharding.device_set)).platform
-    return {device: rank for rank, device in enumerate(jax.devices(platform))}
+    return {device: rank for rank, device in enumerate(rank_devices(platform))}
 
 
 def _numpy_dtype(variable: keras.Variable) -> np.dtype:

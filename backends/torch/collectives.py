@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from keras_flow.backends.collective_engine import Counts, Pending
 from keras_flow.backends.torch import simulated
 from keras_flow.backends.torch.devices import rank_devices, world
+from keras_flow.current import joining
 
 #: what gloo and NCCL both know
 REDUCED = frozenset(
@@ -204,6 +206,7 @@ def _group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
     torchs = dist.distributed_c10d._hash_ranks_to_str
     dist.distributed_c10d._hash_ranks_to_str = lambda ranks: "keras_flow.comm " + "_".join(map(str, ranks))
     try:
-        return dist.new_group(list(ranks), use_local_synchronization=True)  # pyright: ignore
+        limit = timedelta(seconds=joining.waiting_seconds())
+        return dist.new_group(list(ranks), timeout=limit, use_local_synchronization=True)  # pyright: ignore
     finally:
         dist.distributed_c10d._hash_ranks_to_str = torchs

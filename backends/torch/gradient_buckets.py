@@ -143,6 +143,8 @@ class Reducer:
 
     def reset(self) -> None:
         """Forget a pass that did not end."""
+        if self._sent:  # still on their way into this memory
+            self._memory = _FlatMemory()
         self._waiting, self._sent, self._bytes, self._closing, self.on = [], [], 0, False, False
         self._split, self._split_bytes, self._scatters = [], 0, Scatters()
 

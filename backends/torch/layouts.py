@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import cast
 
 import torch
@@ -18,6 +19,7 @@ from keras_flow import sbp
 from keras_flow.backends import leaves
 from keras_flow.backends.rendezvous import agreement
 from keras_flow.backends.torch import devices
+from keras_flow.current import joining
 from keras_flow.current.distribution import check_activation, expected
 from keras_flow.layout import Layout
 from keras_flow.placements import Placement
@@ -66,7 +68,9 @@ def group(ranks: tuple[int, ...]) -> torch_distributed.ProcessGroup:
         if _are_all(ranks):
             _groups[ranks] = torch_distributed.distributed_c10d._get_default_group()
         else:
-            created = torch_distributed.new_group(list(ranks), sort_ranks=False)
+            created = torch_distributed.new_group(
+                list(ranks), timeout=timedelta(seconds=joining.waiting_seconds()), sort_ranks=False
+            )
             _groups[ranks] = cast(torch_distributed.ProcessGroup, created)
     return _groups[ranks]
 

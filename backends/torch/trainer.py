@@ -43,18 +43,18 @@ _views: WeakKeyDictionary[keras.Model, tuple[Distribution, bool]] = WeakKeyDicti
 
 
 def enter(distribution: Distribution) -> None:
-    """Make the mesh and the process groups, and take rank 0's random states."""
+    """Take rank 0's random states, and make the mesh and the process groups."""
     placement = distribution.placement
+    # first: it ends with an error where a rank enters alone, and to make groups would wait for the others
+    random_states.align()
     # meshes and groups are collectives of the whole job: made once, here, where all ranks are
     layouts.mesh(placement)
     if layouts.has_peers():
         layouts.group(placement.ranks)
-    # after the groups exist: aligning the random states is a collective
     operations.register()
     # constants and masks that a layer makes are plain tensors, equal on all ranks; so are those that a program makes
     # beside steps (`layer.call(x)`, `x @ layer.kernel`)
     DTensor._op_dispatcher._allow_implicit_replication = True
-    random_states.align()
 
 
 def forget_steps(model: keras.Model) -> None:

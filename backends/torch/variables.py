@@ -206,8 +206,8 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     stored: torch.Tensor | None = variable._value
     if stored is None:
         return  # made later, with this layout
-    if before is None:  # by which a module that shares the tensor finds it again: `wrapped_modules`
-        variable._keras_flow_first = id(stored)
+    # by which a module that shares the tensor finds it again: `wrapped_modules`
+    variable.__dict__.setdefault("_keras_flow_first", id(stored))
     if before is not None and before.distribution.stage_rank is not None:  # one rank has the value
         stored = from_rank(variable, before.distribution.stage_rank)
     if tables.is_served(layout):

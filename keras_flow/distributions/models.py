@@ -44,10 +44,12 @@ def adopt(model: keras.Model, distribution: Distribution, *others: object) -> bo
     """
     if distribution.has_one_rank and _has_layouts(model, distribution):
         return False  # on one rank, what Keras has created since then is where it belongs
+    changed = False
     # the walk over all objects is for what Keras does not list: once for each `compile`
     if not (_was_compiled_with(model) and _listed_are_laid(model, distribution)):
-        others = (model, list(all_variables(model)), *others)  # of a sampler too, which no object of Keras holds
-    changed = lay(others, distribution) if others else False
+        # of a sampler too, which no object of Keras holds
+        changed = lay((model, list(all_variables(model))), distribution)
+    changed = (lay(others, distribution, shared=False) if others else False) or changed
     _last_parts[model] = [None if part is None else weakref.ref(part) for part in _parts(model)]
     layouts = [keras_layout(variable) for variable in model.weights]
     # `kf.shard` gives a layer's variables new layouts behind our back: compare with what was last seen
@@ -91,10 +93,15 @@ def _has_layouts(model: keras.Model, distribution: Distribution) -> bool:
     return _last_layouts.get(model) == layouts and all(is_laid(variable, distribution) for variable in model.weights)
 
 
-def lay(roots: Iterable[object], distribution: Distribution) -> bool:
+def lay(roots: Iterable[object], distribution: Distribution, shared: bool = True) -> bool:
     """Give every variable that some objects reach its layout under `distribution`, with its value.
 
     Variables of layers get it by the rules, an optimizer's slots that of their variable, all others are broadcast.
+
+    Args:
+        roots: the objects.
+        distribution: what lays them.
+        shared: all processes have them, whose values are compared or made equal; a callback may be in some alone.
 
     Returns:
         Whether the layout of any of them changed.
@@ -112,10 +119,10 @@ def lay(roots: Iterable[object], distribution: Distribution) -> bool:
             # of another model, which a function of the user's knows by its name: its own distribution holds
             if keras_layout(variable) is not None and id(variable) in makers and id(variable) not in listed:
                 continue
-            _place(variable, distribution, makers.get(id(variable), owner))
+            _place(variable, distribution, makers.get(id(variable), owner), shared)
             changed = True
     # slots last: they follow their variables
-    return any([lay_optimizer(optimizer, distribution) for optimizer in optimizers.values()]) or changed
+    return any([lay_optimizer(optimizer, distribution, shared) for optimizer in optimizers.values()]) or changed
 
 
 def relay_layer(layer: keras.Layer) -> None:
@@ -129,20 +136,20 @@ def relay_layer(layer: keras.Layer) -> None:
             _place(variable, layout.distribution, layer)
 
 
-def _place(variable: keras.Variable, distribution: Distribution, owner: reachable.Owner) -> None:
+def _place(variable: keras.Variable, distribution: Distribution, owner: reachable.Owner, shared: bool = True) -> None:
     """Move a variable into the layout that it would have had, made by its owner under the distribution."""
     layer = owner if isinstance(owner, keras.Layer) else None
     # an optimizer reaches the variables that it updates, which are not its own
     by_hand = owner is None or isinstance(owner, keras.Optimizer)
     with nullcontext() if by_hand else creating("layer" if layer is not None else "metric", layer):
         layout = distribution.layout_for(variable.path, tuple(variable.shape), layer, variable.dtype)
-        if isinstance(owner, keras.Metric):
-            # its state is not compared between processes: a callback may have a metric in one of them alone
+        if isinstance(owner, keras.Metric) or not shared:
+            # not compared between processes, as what has a layout is not
             variable._layout = layout
         backend().place(variable, layout)
 
 
-def lay_optimizer(optimizer: keras.Optimizer, distribution: Distribution) -> bool:
+def lay_optimizer(optimizer: keras.Optimizer, distribution: Distribution, shared: bool = True) -> bool:
     """Give an optimizer's slots the layouts that go with their variables'; return whether any changed.
 
     Slots have no reference to their variable. Keras has lists of them in the order of the variables. What is in no list
@@ -172,6 +179,9 @@ def lay_optimizer(optimizer: keras.Optimizer, distribution: Distribution) -> boo
         ):
             continue
         with creating("optimizer"):
-            backend().place(slot, wanted or distribution.layout_for(slot.path, tuple(slot.shape), dtype=slot.dtype))
+            layout = wanted or distribution.layout_for(slot.path, tuple(slot.shape), dtype=slot.dtype)
+            if not shared:
+                slot._layout = layout
+            backend().place(slot, layout)
         changed = True
     return changed

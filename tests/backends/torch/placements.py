@@ -1,10 +1,13 @@
-"""Checks on placements with an axis of one rank, and of some of the ranks."""
+"""Checks on placements with an axis of one rank, of some of the ranks, and on what one rank does alone."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tests.backends.torch.registry import check, on_all_ranks, rank
+from tests.backends.torch.registry import check, error_of, on_all_ranks, rank
+
+X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(8, 3)).astype("float32")
 
 
 @check
@@ -79,3 +82,70 @@ def ranks_outside_save_read_and_call_with_the_others() -> None:
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
         for one, other in zip(keras.models.load_model(path).get_weights(), model.get_weights(), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@check
+def a_callback_of_one_rank_may_have_a_model_of_its_own() -> None:
+    """Nothing of it had a layout: no message to the others is sent for it."""
+    import keras
+
+    import keras_flow as kf
+
+    class Sample(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.5)])
+            self.net.compile("adam", "mse")
+            self.net.optimizer.build(self.net.trainable_variables)
+            self.metric, self.seeds = keras.metrics.Mean(), keras.random.SeedGenerator(1)
+            self.count, self.outputs = keras.Variable([0.0]), []
+
+        def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+            self.count.assign_add([1.0])
+            self.metric.update_state(self.count)
+            self.outputs.append(self.net.predict(X, verbose=0))
+
+    keras.utils.set_random_seed(rank() + 5)
+    sample = Sample()
+    keras.utils.set_random_seed(0)
+    wanted = sample.net.predict(X, verbose=0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    with kf.DataParallel().scope():
+        model.fit(X, Y, verbose=0, callbacks=[sample] if rank() == 0 else [])
+    if rank() == 0:
+        assert float(sample.count.numpy()[0]) == 1.0
+        np.testing.assert_allclose(sample.outputs, [wanted], rtol=1e-5, atol=1e-6)
+
+
+@check
+def a_scope_that_one_rank_enters_is_an_error() -> None:
+    """Its process groups would be waited for without end."""
+    import keras
+
+    import keras_flow as kf
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+
+    def enter() -> None:
+        with kf.DataParallel(kf.Placement([2, 0])).scope():
+            pass
+
+    with kf.DataParallel().scope():
+        said = error_of(enter if rank() == 0 else lambda: model.fit(X, Y, verbose=0))
+    assert "needs all ranks" in said, said
+
+
+@check
+def gradients_on_their_way_keep_their_memory() -> None:
+    import torch
+
+    import keras_flow as kf
+    from keras_flow.backends.torch import gradient_buckets
+
+    reducer = gradient_buckets.Reducer(kf.Placement([0, 1, 2, 3]))
+    sent = reducer._memory.of(4, torch.zeros(1))
+    reducer._sent = [(None, (), [], [])]  # as where a backward pass raised
+    reducer.reset()
+    assert reducer._memory.of(4, torch.zeros(1)).data_ptr() != sent.data_ptr()
