@@ -10,6 +10,9 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 
+from keras_flow import settings
+from keras_flow.current.processes import OF_JOB
+
 #: seconds between two looks at the process, and in which it may end by itself
 _LOOK_SECONDS, _END_SECONDS = 0.1, 10.0
 
@@ -20,7 +23,8 @@ class EngineProcess:
     Args:
         engine: Keras's name of it.
         module: a module of keras_flow, and its arguments.
-        environment: variables beside those of this process; None takes one away.
+        environment: variables beside those of this process; None takes one away. What says that this process is a rank
+            of a job is not handed on.
         with_errors: keep what it writes to standard error too; otherwise that is thrown away.
     """
 
@@ -31,7 +35,8 @@ class EngineProcess:
         environment: Mapping[str, str | None] | None = None,
         with_errors: bool = True,
     ) -> None:
-        variables = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "KERAS_BACKEND": engine, **(environment or {})}
+        ours = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **dict.fromkeys((*OF_JOB, settings.DEVICES))}
+        variables = {**ours, "KERAS_BACKEND": engine, **(environment or {})}
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed in __exit__
         self._process = subprocess.Popen(
             [sys.executable, "-m", *module],

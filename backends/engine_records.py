@@ -50,8 +50,8 @@ class StepTraffic:
     TensorFlow's partitioned graphs. `tests/explainer/test_against_engines.py` counts them again.
 
     Attributes:
-        adds_before_summing: partial gradients of one tensor, from several layers that read it, are added before one
-            all-reduce; otherwise each is reduced.
+        adds_before_summing: partial gradients of one tensor, from several layers that read it or from
+            calls of one layer, are added before one all-reduce; otherwise each is reduced.
         scatters_sums: a sum of which each rank needs a part is a reduce-scatter; otherwise an all-reduce, then a cut.
         gather_is_sum: an all-gather is an all-reduce of padded pieces.
         joins_gradients: gradients travel together; otherwise each in a collective of its own.

@@ -18,7 +18,6 @@ from pathlib import Path
 from keras_flow import atomic, settings
 from keras_flow.backends.engine_process import EngineProcess
 from keras_flow.backends.engines import ENGINES
-from keras_flow.current.processes import OF_JOB
 from keras_flow.errors import FlowError
 
 #: seconds for the test on an idle machine, and at most
@@ -77,8 +76,11 @@ def _run(engine: str) -> tuple[str, bool]:
     with tempfile.TemporaryDirectory(prefix="keras-flow-selftest-") as folder:
         output = Path(folder, "found.json")
         name, _, value = ENGINES[engine].on_cpu.partition("=")
-        of_job = (*OF_JOB, *(key for key in os.environ if "KERAS_FLOW" in key))
-        environment = {**dict.fromkeys(of_job), name: value, settings.UNTESTED: "allow"}
+        environment = {
+            **dict.fromkeys(key for key in os.environ if "KERAS_FLOW" in key),
+            name: value,
+            settings.UNTESTED: "allow",
+        }
         limit = _limit()
         told = ("keras_flow.doctor.worker", "test", str(output), "2")
         with EngineProcess(engine, *told, environment=environment) as process:

@@ -48,7 +48,7 @@ class RulesCheck:
     def __init__(
         self, file: Path, layouts: Sequence[str], backends: Sequence[str], what: str, ranks: int | None = None
     ) -> None:
-        engine = ENGINES[_engine_for(file.read_text(encoding="utf-8"), backends)]
+        engine = ENGINES[_engine_for(file.read_text(encoding="utf-8", errors="replace"), backends)]
         # a check needs no memory of a GPU, and ends where it would write a file
         aside = dict(setting.split("=") for setting in (engine.on_cpu, engine.uncached) if setting)
         told = ("keras_flow.rules_check", str(file.resolve()), json.dumps(layouts), what, json.dumps(ranks))

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -21,6 +23,20 @@ def amount(bytes_: float) -> str:
         if bytes_ >= size:
             return f"{bytes_ / size:.4g} {unit}"
     return f"{bytes_:g} B"
+
+
+def finite(value: object) -> Any:
+    """A structure for JSON, which has no number for what is not finite: those are None.
+
+    Example:
+        >>> finite({"share": [0.5, float("inf")]})
+        {'share': [0.5, None]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def counted(number: int, what: str) -> str:

@@ -149,7 +149,7 @@ def length_of(data: object) -> int:
     """
     from keras import tree
 
-    lengths = {len(leaf) for leaf in tree.flatten(data)}
+    lengths = {len(leaf) for leaf in tree.flatten(data) if leaf is not None}
     if len(lengths) != 1:
         raise FlowError(f"load_data() returned arrays of different lengths: {sorted(lengths)}")
     return lengths.pop()
@@ -178,11 +178,12 @@ def built_model(module: ModuleType, x: Callable[[], object]) -> keras.Model:
     Raises:
         FlowError: see `build_model`.
     """
-    import keras
+    from keras_flow.backends import symbolic
+    from keras_flow.current import models
 
     model = build_model(module)
-    if not model.built:
-        model.build(keras.tree.map_structure(lambda leaf: (None, *leaf.shape[1:]), x()))
+    if not models.is_built(model):
+        symbolic.outputs(model, x())  # by `build` a subclassed model would only say that it is built
     return model
 
 
@@ -244,11 +245,9 @@ def check_file(
     if not layouts:
         raise FlowError(f"no layout was named: legal are 1, {LAYOUTS}, or names from the file's distributions()")
     try:
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"), str(file))
+        tree = ast.parse(Path(file).read_bytes(), str(file))
     except SyntaxError as error:
         raise _no_python(file, error) from error
-    except UnicodeDecodeError as error:
-        raise FlowError(f"{file} is not a Python file: it is no text in UTF-8") from error
     names = _names_in(tree)
     if "*" in names:
         return
@@ -270,8 +269,8 @@ def _names_in(tree: ast.Module) -> set[str]:
 def may_split_weights(file: str | Path) -> bool:
     """Whether a file may have `rules()`, without which layouts that split weights are refused. The file is parsed."""
     try:
-        return bool({"rules", "*"} & _names_in(ast.parse(Path(file).read_text(encoding="utf-8"))))
-    except (SyntaxError, UnicodeDecodeError):
+        return bool({"rules", "*"} & _names_in(ast.parse(Path(file).read_bytes())))
+    except SyntaxError:
         return True  # `check_file` says so
 
 

@@ -91,6 +91,31 @@ def test_a_layer_that_fails_is_told_without_the_colours_of_keras() -> None:
     assert "Could not automatically infer" in str(error.value) and "\x1b" not in str(error.value)
 
 
+def test_a_subclassed_model_has_its_weights_before_it_is_trained() -> None:
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = keras.layers.Dense(4, name="head")
+
+        def call(self, x: object) -> object:
+            return self.head(x)
+
+    def build() -> keras.Model:
+        model = Net()
+        model.compile("sgd", "mse")
+        return model
+
+    model = user_file.built_model(module(build_model=build), lambda: np.ones((3, 8), "float32"))
+    assert [weight.shape for weight in model.weights] == [(8, 4), (4,)]
+
+
+def test_a_file_with_a_byte_order_mark_is_python(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def build_model(): ...\ndef load_data(): ...\n", encoding="utf-8-sig")
+    user_file.check_file(file, ("dp4",), "a comparison")
+    assert not user_file.may_split_weights(file)
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [
@@ -111,6 +136,7 @@ def test_data() -> None:
     x, y = {"a": np.ones((3, 2)), "b": np.ones(3)}, np.ones(3)
     data = user_file.load_data(module(load_data=lambda: (x, y)))
     assert (data.x, data.y, data.x_val, data.y_val) == (x, y, None, None)
+    assert user_file.load_data(module(load_data=lambda: (x, None))).y is None, "an autoencoder has no targets"
 
 
 def test_names_of_layouts(tiny: ModuleType) -> None:

@@ -70,6 +70,6 @@ def verify(
             if not as_json:
                 console.print(results[-1])
     if as_json:
-        json.dump([result.to_dict() for result in results], sys.stdout, indent=1)
+        json.dump([result.to_dict() for result in results], sys.stdout, indent=1, allow_nan=False)
         print()
     raise typer.Exit(0 if all(result.ok for result in results) else 1)

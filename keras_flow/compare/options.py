@@ -70,6 +70,7 @@ class CompareJob:
         traces: folder for timelines; None: none are written.
         ranks: see `CompareOptions`.
         perturbed: the first weights are changed in their last bit: what rounding does to this program.
+        random: the `random=` of the run on one device; None: that of the layouts.
     """
 
     file: str
@@ -83,6 +84,7 @@ class CompareJob:
     traces: str | None = None
     perturbed: bool = False
     ranks: int | None = None
+    random: str | None = None
 
     @property
     def of_backend(self) -> Path:

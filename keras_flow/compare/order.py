@@ -38,7 +38,7 @@ class Ordered:
         # batch 7 of epochs of 3 batches is batch 1 of epoch 2
         epoch, batch = divmod(index, self.per_epoch)
         rows = self._order_of(epoch)[batch * self._batch : (batch + 1) * self._batch]
-        batch_of = tree.map_structure(lambda leaf: np.asarray(leaf)[rows], (self._x, self._y))
+        batch_of = tree.map_structure(lambda leaf: None if leaf is None else np.asarray(leaf)[rows], (self._x, self._y))
         return cast("tuple[object, object]", batch_of)
 
     def __iter__(self) -> Iterator[tuple[object, object]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from keras_flow import atomic
+from keras_flow.units import finite
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,4 @@ class Comparison:
         # properties are no fields, and `asdict` leaves them out
         for run, source in zip(values["runs"], self.runs, strict=True):
             run["ranks_used"] = source.ranks_used
-        atomic.write_text(path, json.dumps(_finite(values), indent=1, allow_nan=False))
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        atomic.write_text(path, json.dumps(finite(values), indent=1, allow_nan=False))

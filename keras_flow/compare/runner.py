@@ -145,12 +145,12 @@ def _job(options: CompareOptions, backend: str, layouts: tuple[str, ...], folder
     return job
 
 
-def _perturbed(job: CompareJob) -> CompareJob:
+def _perturbed(job: CompareJob, random: str | None) -> CompareJob:
     """One device once more, from first weights that are changed in their last bit: what is rounding?"""
     folder = Path(job.folder) / "perturbed"
     folder.mkdir(exist_ok=True)
     shutil.copy(Path(job.folder) / "initial.weights.h5", folder)
-    again = replace(job, layouts=("1",), folder=str(folder), traces=None, perturbed=True)
+    again = replace(job, layouts=("1",), folder=str(folder), traces=None, perturbed=True, random=random)
     again.write(folder / f"job-{job.backend}.json")
     return again
 
@@ -394,7 +394,7 @@ def _weights_of(
 
     found = {layout: of(layout) for layout in job.layouts}
     if over := [layout for layout, each in found.items() if not each.of_tolerance <= 1]:
-        again = _perturbed(job)
+        again = _perturbed(job, runs[job.backend, "1"]["program"]["random"] or None)  # the masks that it had
         train(again)
         moved = _weights(again.of_run("1") / "final.npz")
         found |= {layout: of(layout, moved) for layout in over}

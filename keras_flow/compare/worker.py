@@ -64,7 +64,7 @@ def train(path: str) -> None:
     makers = {layout: user_file.distribution_maker(module, layout) for layout in job.layouts}
     data = user_file.load_data(module)
     leads = env.process_index() == 0
-    drawn = random_of_one_device(makers)
+    drawn = job.random or random_of_one_device(makers)
     for layout, make in makers.items():
         # only torch has other processes
         if make is None and not leads:
@@ -120,6 +120,7 @@ def _train_one(
         model.fit(iter(batches), epochs=steps, steps_per_epoch=1, verbose=0, shuffle=False, callbacks=[watch])  # type: ignore[arg-type]
         rows = (data.x_val, data.y_val) if data.x_val is not None else (data.x, data.y)  # type: ignore[attr-defined]
         logs = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)  # type: ignore[arg-type]
+        _loss(logs)
         model.save_weights(folder / _FINAL)
         # on torch a collective: all ranks call it, one writes
         weights = model.get_weights()
@@ -140,7 +141,8 @@ def _train_one(
                 "backend": job.backend,
                 "layout": layout,
                 "losses": watch.losses,
-                "evaluation": {name: float(value) for name, value in logs.items()},
+                # a metric may be an array: F1Score has a number for each class
+                "evaluation": {name: float(value) for name, value in logs.items() if np.ndim(value) == 0},
                 "step_seconds": watch.median_seconds(),
                 **explained,
                 "steps": len(watch.losses),
@@ -177,7 +179,7 @@ def _explained(distribution: object, model: object, batch_size: int) -> dict[str
     try:
         with dry_run(1) if distribution is None else contextlib.nullcontext():
             explanation = (distribution or kf.DataParallel(kf.Placement([0]))).explain(model, batch_size)  # type: ignore[attr-defined]
-    except FlowError:
+    except Exception:  # of a model that `explain` does not know; it has been trained, and is compared
         return {"received_per_step": None, "peak_per_rank": None}
     return {
         "received_per_step": explanation.received,
@@ -298,7 +300,7 @@ def _watch(job: CompareJob, layout: str, steps: int, leads: bool):
             self._began = time.perf_counter()
 
         def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-            self.losses.append(float(logs["loss"]))  # type: ignore[index]  # reading it waits for the step
+            self.losses.append(_loss(logs or {}))  # reading it waits for the step
             self.seconds.append(time.perf_counter() - self._began)
             # every fifth step: the parent reads the file a few times a second
             if len(self.losses) % 5 == 0 or len(self.losses) == steps:
@@ -315,6 +317,15 @@ def _watch(job: CompareJob, layout: str, steps: int, leads: bool):
             return float(np.median(self.seconds[len(self.seconds) // 2 :]))
 
     return StepTimes()
+
+
+def _loss(logs: Mapping[str, Any]) -> float:
+    if "loss" not in logs:
+        raise FlowError(
+            f"the model logs no 'loss' but {', '.join(logs) or 'nothing'}. A comparison judges the loss of each step: "
+            "add 'loss' to what its train_step and test_step return"
+        )
+    return float(logs["loss"])
 
 
 def evaluate(path: str) -> None:
@@ -334,7 +345,7 @@ def evaluate(path: str) -> None:
     for file in sorted(folder.glob(f"*/*/{_FINAL}")):
         model.load_weights(file)
         logs = model.evaluate(*rows, batch_size=job.batch_size, verbose=0, return_dict=True)  # type: ignore[arg-type]
-        losses[file.parent.relative_to(folder).as_posix()] = float(logs["loss"])
+        losses[file.parent.relative_to(folder).as_posix()] = _loss(logs)
     (folder / f"evaluated-{job.backend}.json").write_text(json.dumps(losses))
 
 

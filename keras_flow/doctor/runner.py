@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from keras_flow import settings
 from keras_flow.backends.engine_process import EngineProcess
 from keras_flow.backends.engines import ENGINES, require_known
-from keras_flow.current.processes import OF_JOB
 from keras_flow.doctor import host, links
 from keras_flow.doctor.report import Check, EngineReport, Report
 from keras_flow.runtime import versions
@@ -107,10 +105,8 @@ def _process(engine: str, action: str, numbers: Sequence[int], seconds: float, s
     with tempfile.TemporaryDirectory(prefix="keras-flow-doctor-") as folder:
         output = Path(folder) / "found.json"
         paths = [_without_extras(engine, Path(folder)), os.environ.get("PYTHONPATH", "")]
-        environment: dict[str, str | None] = {
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),  # an empty entry would be the folder of the caller
-            **dict.fromkeys((*OF_JOB, settings.DEVICES)),  # doctor itself may run inside a job
-        }
+        # an empty entry would be the folder of the caller
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
         told = ("keras_flow.doctor.worker", action, str(output), *map(str, numbers))
         with EngineProcess(engine, *told, environment=environment) as process:
             if not process.wait(seconds, lambda: _raise_if(stop)):

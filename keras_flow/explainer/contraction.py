@@ -12,7 +12,7 @@ the product; otherwise one of the two is gathered. For `bc,cd->bd`:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_flow.explainer.graph import LayerCall
 from keras_flow.explainer.step_cost import Splits, StepCost
@@ -105,6 +105,13 @@ def _split_weight(step: StepCost, call: LayerCall, product: Product, axis: str, 
     return partial_sum
 
 
+def stored_weight(layer: Any, reverse: bool = False) -> keras.Variable:
+    """The kernel or table that is stored (LoRA and quantisation make `kernel` a product); untied, the reversed one."""
+    names = ("_kernel", "_embeddings", "kernel", "embeddings")
+    stored = [getattr(layer, name, None) for name in (*(("reverse_embeddings",) if reverse else ()), *names)]
+    return next(variable for variable in stored if variable is not None)
+
+
 def _gradient(
     step: StepCost, call: LayerCall, product: Product, kernel: keras.Variable, weight: dict[str, int], out: Splits
 ) -> None:
@@ -131,6 +138,10 @@ def gradient(step: StepCost, call: LayerCall, variable: keras.Variable, axes: tu
     if step.graph.is_without_rows(call):
         axes = (*axes, *(axis for axis in step.rows if axis not in (*axes, *step.variable(variable))))
     if not axes or not variable.trainable:
+        return
+    # a layer that is called again: its gradients may be added before they are summed over the ranks
+    first = step.summed.setdefault((id(variable), axes), call)
+    if first is not call and step.traffic.adds_before_summing:
         return
     size, name = step.weight(variable), f"{variable.name} gradient"
     split = tuple(axis for axis in step.part_axes(variable) if axis in axes)

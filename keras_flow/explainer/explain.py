@@ -299,8 +299,10 @@ def constrain(step: StepCost, call: graphs.LayerCall, distribution: Any) -> None
     requested = {axis: part.dim for axis, part in parts if isinstance(part, sbp.Split)}
     for key in call.outputs:
         for axis in step.axes:
-            before, after = step.splits[key].get(axis), requested.get(axis)
-            if before == after or (after is not None and after >= len(step.shape(key))):
+            before, after, dims = step.splits[key].get(axis), requested.get(axis), len(step.shape(key))
+            if after is not None and after < 0:
+                after += dims
+            if before == after or (after is not None and after not in range(dims)):
                 continue
             whole = step.local(key, without=axis)
             why = "activations ask for another layout"

@@ -6,11 +6,12 @@ once on symbolic tensors, and the calls of the layers inside it are recorded.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from keras import tree
 
@@ -312,8 +313,34 @@ def _record(
         graph.calls[:], graph.tensors = list(calls), dict(tensors)  # an engine may trace twice
         return call(*args, **kwargs)
 
-    compute_output_spec(once, *args, **kwargs)
+    _ask(layer, once, args, kwargs)
     return recorder.last
+
+
+def _ask(layer: Any, function: Callable[..., object], args: tuple, kwargs: dict) -> None:
+    """Call a layer's function by shapes alone, as `fit` calls the layer; of whole numbers where it takes no others.
+
+    Raises:
+        FlowError: it cannot be called so.
+    """
+    if layer._call_has_training_arg and "training" not in kwargs:
+        kwargs = {**kwargs, "training": True}
+    try:
+        compute_output_spec(function, *args, **kwargs)
+    except Exception as error:
+        with contextlib.suppress(Exception):  # a table that is asked for its rows
+            compute_output_spec(function, *cast("tuple", tree.map_structure(_whole_numbers, args)), **kwargs)
+            return
+        raise FlowError(
+            f"{layer.name!r} cannot be called symbolically, so what it sends is not known: {type(error).__name__}: "
+            f"{str(error).strip().partition(chr(10))[0]}"
+        ) from error
+
+
+def _whole_numbers(leaf: Any) -> Any:
+    import keras
+
+    return keras.KerasTensor(leaf.shape, "int32") if isinstance(leaf, keras.KerasTensor) else leaf
 
 
 def _with_rows(leaf: object, batch: int) -> object:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from keras_flow.current.models import own_variables
-from keras_flow.explainer.contraction import add, contract, gradient
+from keras_flow.explainer.contraction import add, contract, gradient, stored_weight
 from keras_flow.explainer.graph import LayerCall, Spec
 from keras_flow.explainer.step_cost import StepCost
 from keras_flow.layout import itemsize
@@ -42,13 +42,6 @@ def _has_inside(layer: object) -> bool:
     return bool(getattr(layer, "_layers", ()))
 
 
-def _kernel(layer: keras.Layer, reverse: bool = False) -> keras.Variable:
-    """The kernel or table that is stored (LoRA and quantisation make `kernel` a product); untied, the reversed one."""
-    names = ("_kernel", "_embeddings", "kernel", "embeddings")
-    stored = [getattr(layer, name, None) for name in (*(("reverse_embeddings",) if reverse else ()), *names)]
-    return next(variable for variable in stored if variable is not None)
-
-
 # ---- layers with weights
 
 
@@ -60,7 +53,13 @@ def product(step: StepCost, call: LayerCall) -> None:
         # with groups, channels are not contracted as a whole: the safe upper estimate
         by_rows(step, call)
         return
-    contract(step, call, letters, _kernel(call.layer, reverse), getattr(call.layer, "bias", None))
+    kernel, bias = stored_weight(call.layer, reverse), getattr(call.layer, "bias", None)
+    contract(step, call, letters, kernel, bias)
+    for variable in own_variables(call.layer):  # adapters
+        if variable.shape and variable is not kernel and variable is not bias:
+            weight, rows = step.variable(variable), step.splits[call.outputs[0]].items()
+            axes = tuple(axis for axis, dim in rows if dim == 0 and axis not in weight)
+            gradient(step, call, variable, axes, "each rank has the rows of its part of the batch")
     _activate(step, call)
 
 

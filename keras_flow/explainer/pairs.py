@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from keras_flow.explainer.contraction import stored_weight
 from keras_flow.explainer.graph import LayerCall
 from keras_flow.explainer.step_cost import StepCost
 
@@ -62,11 +63,11 @@ def unpaired(step: StepCost, axis: str) -> Iterator[tuple[LayerCall, str]]:
     for call in step.graph.calls:
         if type(call.layer).__name__ != "Dense":
             continue
-        dim = step.variable(call.layer.kernel).get(axis)
+        dim = step.variable(stored_weight(call.layer)).get(axis)
         key = call.inputs[0]
         whole = axis not in step.splits[key]  # gathered inputs are whole by now
         maker = before.get(id(call))
-        columns_before = maker is not None and step.variable(maker.layer.kernel).get(axis) == 1
+        columns_before = maker is not None and step.variable(stored_weight(maker.layer)).get(axis) == 1
         if dim == 0 and whole:
             yield (
                 call,

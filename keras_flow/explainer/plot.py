@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keras_flow.explainer.explain import explain
 from keras_flow.explainer.explanation import Explanation
 from keras_flow.explainer.graph import outer_of
 from keras_flow.pictures.drawing import Drawing
@@ -46,7 +45,7 @@ def plot_layout(
         >>> "kernel: B,S(1)" in picture.svg
         True
     """
-    drawing = draw(explain(distribution, model, batch_size))
+    drawing = draw(distribution.explain(model, batch_size))
     if to_file is not None:
         drawing.save(to_file)
     return drawing

@@ -61,6 +61,7 @@ class StepCost:
         trained: keys of tensors that depend on a trainable variable; the others need no gradient.
         collectives: so far.
         activations: bytes that are kept for the backward pass on one rank, so far.
+        summed: variable and axes -> the call whose sum of its gradient was counted first.
         workspace: bytes that the backward pass of the call that is being explained needs besides.
     """
 
@@ -79,6 +80,7 @@ class StepCost:
     trained: set[int] = field(default_factory=set)
     collectives: list[Collective] = field(default_factory=list)
     activations: int = 0
+    summed: dict[tuple[int, tuple[str, ...]], LayerCall] = field(default_factory=dict)
     workspace: int = 0
     _input_sums: dict[tuple[int, tuple[str, ...]], list[tuple[str, str]]] = field(
         default_factory=lambda: defaultdict(list)

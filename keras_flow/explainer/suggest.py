@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras_flow import sbp
 from keras_flow.errors import FlowError
+from keras_flow.explainer.contraction import stored_weight
 from keras_flow.explainer.pairs import chains, model_axes, unpaired
 from keras_flow.explainer.step_cost import StepCost
 
@@ -62,7 +63,7 @@ def paired_rules(step: StepCost) -> dict[str, dict[str, int]]:
 
 
 def _is_pair(step: StepCost, axis: str, first: keras.layers.Dense, second: keras.layers.Dense) -> bool:
-    return (step.variable(first.kernel).get(axis), step.variable(second.kernel).get(axis)) == (1, 0)
+    return (step.variable(stored_weight(first)).get(axis), step.variable(stored_weight(second)).get(axis)) == (1, 0)
 
 
 def _rule(

@@ -137,9 +137,23 @@ def _memory(explanation: Explanation) -> Table:
     for alike in ranks.values():
         memory = explanation.memory[alike[0]]
         sizes = (memory.weights, memory.slots, memory.gradients, memory.activations, memory.peak)
-        name = str(alike[0]) if len(alike) == 1 else f"{alike[0]} to {alike[-1]}"
-        rows.append((name, *map(amount, sizes)))
+        rows.append((_ranks(alike), *map(amount, sizes)))
     return Table("memory of a rank", heads, (1, 2, 3, 4, 5), rows)
+
+
+def _ranks(alike: Sequence[int]) -> str:
+    """Numbers of ranks in few words.
+
+    Example:
+        >>> _ranks([0]), _ranks([3, 1, 0, 2]), _ranks([0, 2, 3])
+        ('0', '0 to 3', '0, 2 to 3')
+    """
+    ranks, parts = sorted(alike), []
+    starts = [rank for rank in ranks if rank - 1 not in ranks]
+    for start in starts:
+        stop = next(rank for rank in ranks if rank >= start and rank + 1 not in ranks)
+        parts.append(str(start) if stop == start else f"{start} to {stop}")
+    return ", ".join(parts)
 
 
 def _collectives(explanation: Explanation, most: int | None, fold: bool) -> Table:
@@ -161,7 +175,7 @@ def _collectives(explanation: Explanation, most: int | None, fold: bool) -> Tabl
     left = len(all_of_them) - sum(count for _, count in shown)
     if left:
         # what is left out is still counted, so that the rows add up to the title
-        rest = explanation.received - sum(sent.received for sent, _ in shown)
+        rest = sum(sent.received for sent, _ in alike) - sum(sent.received for sent, _ in shown)
         rows.append(("", f"{left} more, none of them larger", "", amount(rest), "", "", ""))
     title = f"collectives of a step: {len(all_of_them) or 'none'}"
     if all_of_them:

@@ -14,6 +14,7 @@ from keras_flow.backends.active import backend
 from keras_flow.current import models
 from keras_flow.current.batch import BatchPlan
 from keras_flow.current.variable_layout import VariableLayout
+from keras_flow.explainer.contraction import stored_weight
 from keras_flow.explainer.explanation import Advice
 from keras_flow.explainer.pairs import model_axes, unpaired
 from keras_flow.explainer.step_cost import StepCost
@@ -91,7 +92,7 @@ def _embeddings(step: StepCost, model: keras.Model) -> Iterator[Advice]:
     for call in step.graph.calls:
         if "Embedding" not in {cls.__name__ for cls in type(call.layer).__mro__}:
             continue
-        table = call.layer.embeddings
+        table = stored_weight(call.layer)
         size = step.piece(tuple(table.shape), {})
         for axis in model_axes(step):
             if axis not in step.variable(table) and size >= _LARGE_SHARE * total:

@@ -22,7 +22,7 @@ from keras_flow.backends import random_states
 from keras_flow.backends.active import backend
 from keras_flow.current import models
 from keras_flow.layout import itemsize
-from keras_flow.verify.measure import Batch
+from keras_flow.verify.measure import Batch, is_float
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
@@ -194,7 +194,7 @@ class _Alone(keras.Model):
         self.function = function
         self.zeros = [
             self.add_weight(shape=leaf.shape[1:], initializer="zeros", name=f"input_{number}_gradient")
-            if leaf.dtype.kind == "f"
+            if is_float(leaf.dtype)
             else None
             for number, leaf in enumerate(inputs)
         ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from keras_flow.backends import random_states
+from keras_flow.current import models
 from keras_flow.errors import FlowError
 from keras_flow.verify.run import verify
 
@@ -45,7 +46,7 @@ def verified(
         with random_states.unchanged(), _kept_generators(x):
             batch = _first(given)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-    if not model.built:
+    if not models.is_built(model):
         model._symbolic_build(data_batch=(x, y, weight))  # what `fit` itself would do now
     verify(distribution, model, x, y, weight).raise_if_wrong()
     return bound.args[1:], bound.kwargs

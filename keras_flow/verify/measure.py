@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
+from ml_dtypes import finfo
 
 from keras_flow.backends.active import backend
+from keras_flow.current import keras_places
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
@@ -46,7 +48,22 @@ class Batch:
 
 
 def _cast(part: object, dtype: str) -> object:
-    return keras.tree.map_structure(lambda leaf: leaf.astype(dtype) if leaf.dtype.kind == "f" else leaf, part)
+    return keras.tree.map_structure(lambda leaf: leaf.astype(dtype) if is_float(leaf.dtype) else leaf, part)
+
+
+def is_float(dtype: np.dtype) -> bool:
+    """Whether numbers of a dtype are floating-point ones; NumPy counts bfloat16 among bytes without meaning."""
+    return "float" in dtype.name
+
+
+def has_evaluation(model: keras.Model) -> bool:
+    """Whether `evaluate` has a loss; the loss of a `train_step` of one's own may be there alone."""
+    return model.loss is not None or bool(model.losses) or not keras_places.is_of_keras(type(model).test_step)
+
+
+def has_outputs(model: keras.Model) -> bool:
+    """Whether the model can be called; one whose `train_step` calls its parts need not define `call`."""
+    return type(model).call is not keras.Model.call
 
 
 def _cut(part: object, count: int) -> object:
@@ -86,15 +103,17 @@ def measured(model: keras.Model, batch: Batch, distribution: FlowDistribution, s
         # weights change by the update, moving statistics by the call: both are compared
         names = _names([variable for variable, _ in state.values])
         for name, (variable, before) in zip(names, state.values, strict=True):
-            if before.dtype.kind == "f" and any(variable is own for own in model.variables):
+            if is_float(before.dtype) and any(variable is own for own in model.variables):
                 after = _host(variable)
-                rounding = float(np.finfo(before.dtype).eps * np.max(np.abs(after), initial=0.0))
+                rounding = float(finfo(before.dtype).eps * np.max(np.abs(after), initial=0.0))
                 numbers["training", "update", name] = after - np.float64(before), rounding
         state.restore()
-        _add_logs(numbers, "evaluation", model.test_on_batch(batch.x, batch.y, batch.sample_weight, return_dict=True))
-        state.restore()
-        outputs = keras.tree.flatten(model.predict_on_batch(batch.x))
-        for place, output in enumerate(outputs):
+        if not own_step or has_evaluation(model):
+            logs = model.test_on_batch(batch.x, batch.y, batch.sample_weight, return_dict=True)
+            _add_logs(numbers, "evaluation", logs)
+            state.restore()
+        outputs = model.predict_on_batch(batch.x) if not own_step or has_outputs(model) else ()
+        for place, output in enumerate(keras.tree.flatten(outputs)):
             numbers["inference", "output", f"output {place}"] = _host(output), 0.0
     return numbers
 

@@ -17,16 +17,16 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from keras_flow.backends import random_states
+from keras_flow.backends import random_states, symbolic
 from keras_flow.backends.active import backend
-from keras_flow.current import keras_places
+from keras_flow.current import keras_places, models
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 from keras_flow.progress import is_seen, working
 from keras_flow.runtime import env
 from keras_flow.verify.by_layer import parts, why_by_layer
-from keras_flow.verify.measure import Batch, Numbers, measured
+from keras_flow.verify.measure import Batch, Numbers, has_evaluation, has_outputs, measured
 from keras_flow.verify.precision import computing_in, copy_in
 from keras_flow.verify.state import restored
 from keras_flow.verify.verification import ComparedNumber, Verification
@@ -61,7 +61,7 @@ def verify(
             raise FlowError("verify: a layer by itself has no stages. Without by_layer the whole step is verified")
         by_layer = False
     full_batch = _batch(x, y, sample_weight)
-    own_step = _check(model, full_batch)
+    own_step = _check(model, full_batch, distribution)
     if dtype is None:
         return _verify(distribution, model, full_batch, own_step, tolerance, by_layer)
     states = random_states.states()
@@ -88,7 +88,10 @@ def _verify(
         rows, note = _by_layer(distribution, model, full_batch, own_step, tolerance, why)
     else:
         with working(f"verifying {model.name}"):
-            rows, note = list(_of_model(distribution, model, full_batch, own_step, tolerance)), ""
+            rows = list(_of_model(distribution, model, full_batch, own_step, tolerance))
+            left_out = [] if not own_step or has_evaluation(model) else ["evaluation, for which the model has no loss"]
+            left_out += [] if not own_step or has_outputs(model) else ["outputs, as the model has no call"]
+            note = f"not verified: {' and '.join(left_out)}" if left_out else ""
     return Verification.of(model.name, repr(distribution), backend().name, tolerance, rows, note)
 
 
@@ -165,7 +168,7 @@ def _structure(part: object) -> object:
     return part
 
 
-def _check(model: keras.Model, batch: Batch) -> bool:
+def _check(model: keras.Model, batch: Batch, distribution: FlowDistribution) -> bool:
     """Check that a model can be verified; whether it has a `train_step` of the user's.
 
     Raises:
@@ -178,17 +181,15 @@ def _check(model: keras.Model, batch: Batch) -> bool:
             f"model {model.name!r} is not built: its variables do not exist yet. Call it on a batch (`model(x[:2])`) "
             "or give its first layer an Input, then verify"
         )
+    if not models.is_built(model):  # one that was told the shape of its input alone
+        with distribution.scope():
+            symbolic.outputs(model, batch.x)
     if not model.compiled:
         raise FlowError(f"model {model.name!r} is not compiled: verify needs its loss. Call model.compile(...) first")
     # Keras defines `train_step` in a module of its backend, a user anywhere else
     own_step = not keras_places.is_of_keras(type(model).train_step)
     if own_step:
-        others = [
-            name
-            for name, value in vars(model).items()
-            if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
-        ]
-        if others:
+        if others := _other_optimizers(model):
             raise FlowError(
                 f"model {model.name!r} has a train_step of its own with optimizers {others} besides "
                 "model.optimizer: their state cannot be given back, so verify would change it. Verify the parts that "
@@ -197,6 +198,21 @@ def _check(model: keras.Model, batch: Batch) -> bool:
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
     return own_step
+
+
+def _other_optimizers(model: keras.Model) -> list[str]:
+    """Names of what holds further optimizers, in the model or in one inside it: `opts`, `discriminator.optimizer`."""
+
+    def holds_one(value: object) -> bool:
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+        return any(isinstance(each, keras.optimizers.Optimizer) and each is not model.optimizer for each in inside)
+
+    return [
+        name if layer is model else f"{layer.name}.{name}"
+        for layer in model._flatten_layers()
+        for name, value in vars(layer).items()
+        if holds_one(value) and not name.startswith("_self_")  # TensorFlow's own notes
+    ]
 
 
 def _tolerance(model: keras.Model) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from keras_flow.errors import FlowError
 from keras_flow.pictures.svg import table
+from keras_flow.units import finite
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,8 +101,8 @@ class Verification:
         return f"and {more} {what}" if more else ""
 
     def to_dict(self) -> dict[str, object]:
-        """The result as JSON values."""
-        return {**asdict(self), "rows": [asdict(row) for row in self.rows], "ok": self.ok}
+        """The result as JSON values; what is not finite is None."""
+        return finite({**asdict(self), "rows": [asdict(row) for row in self.rows], "ok": self.ok})
 
     def raise_if_wrong(self) -> None:
         """Raise if a deviation is over the tolerance.

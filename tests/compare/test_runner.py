@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import keras_flow as kf
 from keras_flow.compare import deviations, runner, worker
 from keras_flow.compare.options import CompareJob
 
@@ -56,7 +57,7 @@ def test_weights_of_bfloat16_are_compared_and_perturbed(tmp_path: Path) -> None:
     worker._write_weights(own.of_backend / "initial.npz", [first])
     for layout, weights in (("1", first * 2), ("dp2", bit)):
         worker._write_weights(own.of_run(layout) / "final.npz", [weights])
-    runs = {("jax", layout): {"losses": [1.0]} for layout in own.layouts}
+    runs = {("jax", layout): {"losses": [1.0], "program": {"random": "stock"}} for layout in own.layouts}
     trained: list[CompareJob] = []
 
     def train(again: CompareJob) -> None:
@@ -68,4 +69,10 @@ def test_weights_of_bfloat16_are_compared_and_perturbed(tmp_path: Path) -> None:
     found = runner._weights_of(own, runs, train)
     assert isinstance(found["1"], deviations.Deviation) and found["1"].value == 0
     assert found["dp2"].of_tolerance > 1
-    assert [each.perturbed for each in trained] == [True]
+    assert [(each.perturbed, each.random) for each in trained] == [(True, "stock")]
+
+
+def test_logs_without_a_loss_are_refused() -> None:
+    assert worker._loss({"loss": np.float32(0.5)}) == 0.5
+    with pytest.raises(kf.FlowError, match=r"logs no 'loss' but d_loss, g_loss\. .*add 'loss' to what its train_step"):
+        worker._loss({"d_loss": 1.0, "g_loss": 2.0})

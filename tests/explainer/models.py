@@ -55,8 +55,18 @@ def transformer(length: int = 16, width: int = 32) -> keras.Model:
     return keras.Model(tokens, x, name="transformer")
 
 
+def shared(width: int = 96) -> keras.Model:
+    """A layer that is called three times, with an activation between."""
+    x = inputs = layers.Input((64,))
+    x = layers.Dense(width, activation="relu", name="stem")(x)
+    again = layers.Dense(width, activation="tanh", name="again")
+    x = layers.Dense(16, name="logits")(again(again(again(x))))
+    return keras.Model(inputs, x, name="shared")
+
+
 RULES: Mapping[str, Mapping[str, int]] = {
     "mlp": {"up/kernel": 1, "up/bias": 0, "down/kernel": 0},
+    "shared": {"logits/kernel": 1},
     "cnn": {"up/kernel": 3, "norm/": 0, "down/kernel": 2},
     "transformer": {
         "attention/(query|key|value)/kernel": 1,
@@ -67,10 +77,16 @@ RULES: Mapping[str, Mapping[str, int]] = {
         "down/kernel": 0,
     },
 }
-MODELS: Mapping[str, Callable[..., keras.Model]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+MODELS: Mapping[str, Callable[..., keras.Model]] = {
+    "mlp": mlp,
+    "shared": shared,
+    "cnn": cnn,
+    "transformer": transformer,
+}
 #: the same with hundreds of megabytes, of weights (mlp) or of activations
 LARGE: Mapping[str, Callable[[], keras.Model]] = {
     "mlp": lambda: mlp(1272),
+    "shared": lambda: shared(1272),
     "cnn": lambda: cnn(64),
     "transformer": lambda: transformer(128, 128),
 }

@@ -43,8 +43,21 @@ def test_memory_of_a_rank() -> None:
     assert not explanation.notes, "that the peak is an estimate stands at its column"
 
 
-def test_a_layout_of_activations() -> None:
-    distribution = kf.ModelParallel(MODEL, activations={"d0": {"model": kf.sbp.split(0)}})
+def test_gradients_of_adapters_are_sent() -> None:
+    def build() -> keras.Model:
+        model = dense(64, 128)
+        model.get_layer("d1").enable_lora(4)
+        return model
+
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    found = sent(explained(build, {"d1/kernel": COLUMN}, placement=placement))
+    kinds = {row[3] for row in found if row[2] == "m/d1" and row[0] == "gradients"}
+    assert kinds == {"lora_kernel_a gradient", "lora_kernel_b gradient", "bias gradient"}
+
+
+@pytest.mark.parametrize("dim", [0, -2])
+def test_a_layout_of_activations(dim: int) -> None:
+    distribution = kf.ModelParallel(MODEL, activations={"d0": {"model": kf.sbp.split(dim)}})
     with distribution.scope():
         model = dense(64, 8)
     (gather, *_) = [sent for sent in distribution.explain(model, 32).collectives if sent.path == "m/d0"]

@@ -145,6 +145,36 @@ def test_a_model_without_a_graph_by_rows() -> None:
     assert explained(build, {"head/kernel": COLUMN}, placement=placement).received > 0
 
 
+@pytest.mark.filterwarnings("ignore:.build... was called on layer:UserWarning")
+def test_a_model_without_a_graph_is_asked_as_fit_calls_it() -> None:
+    """In training, and of whole numbers where it takes no others."""
+
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__(name="m")
+            self.norm, self.head = layers.BatchNormalization(name="norm"), layers.Dense(4, name="head")
+
+        def build(self, shape: tuple[int, ...]) -> None:
+            self.table = self.add_weight(shape=(10, 8), name="table")
+            self.norm.build((None, 8))
+            self.head.build((None, 8))
+            self.built = True
+
+        def call(self, ids: object, training: bool = False) -> object:
+            rows = keras.ops.take(self.table, ids, axis=0)
+            return self.head(self.norm(keras.ops.sum(rows, axis=1), training=training))
+
+    def build() -> keras.Model:
+        model = Net()
+        model.build((None, 2))
+        model.compile("sgd", "mse")
+        return model
+
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    found = sent(explained(build, {"head/kernel": COLUMN}, placement=placement))
+    assert {row[0] for row in found if row[3] == "statistics"} == {"forward", "backward"}
+
+
 @pytest.mark.parametrize(("training", "phases"), [(None, {"forward", "backward"}), (False, set())])
 def test_statistics_are_sent_where_they_are_taken(training: bool | None, phases: set[str]) -> None:
     def build() -> keras.Model:

@@ -141,13 +141,26 @@ def proved(view: str) -> dict[str, Any]:
     return {"ok": result.ok, "rows": result.to_dict()["rows"], "as it was": all(same), "text": str(result)}
 
 
-def own_step() -> bool:
-    """Whether a `train_step` of the user's own is proved right."""
+class LossOfItsStep(OwnStep):
+    """The loss is known to the `train_step` alone."""
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.compute_loss = lambda x, y, y_pred, *_, **__: ops.mean(ops.square(y - y_pred))
+        return super().train_step(*args, **kwargs)
+
+
+def own_step() -> tuple[bool, bool, str]:
+    """Whether a `train_step` of the user's own is proved right, and one whose loss is its own; its note."""
     keras.utils.set_random_seed(3)
     distribution = _hybrid()
     with distribution.scope():
         model = _model(of=OwnStep)
-    return distribution.verify(model, X, Y).ok
+        other = LossOfItsStep([layers.Input((8,)), layers.Dense(8, name="hidden"), layers.Dense(4, dtype="bfloat16")])
+        other.compile("sgd")
+    found = distribution.verify(other, X, Y)
+    updates = {row.name for row in found.rows if row.quantity == "update"}
+    assert any("dense" in name for name in updates), "of bfloat16 too"
+    return distribution.verify(model, X, Y).ok, found.ok, found.note
 
 
 def fault() -> dict[str, Any]:
@@ -184,9 +197,15 @@ def refusals() -> dict[str, str]:
     with distribution.scope():
         fine = _model()
         unseeded = _model(Unseeded("numbers"), run_eagerly=True)
+        inner = keras.Sequential([layers.Input((8,)), layers.Dense(4)], name="inner")
+        inner.compile("adam")
+        of_others = OwnStep([layers.Input((8,)), inner])
+        of_others.compile("sgd", "mse")
+        of_others.more = {"late": keras.optimizers.Adam()}
     return {
         "not built": _refused(lambda: distribution.verify(keras.Sequential([layers.Dense(2)]), X, Y)),
         "rows": _refused(lambda: distribution.verify(fine, X, Y[:3])),
+        "optimizers": _refused(lambda: distribution.verify(of_others, X, Y)),
         "features": _refused(lambda: distribution.verify(fine, X[:, :3], Y)),
         "random": _refused(lambda: distribution.verify(unseeded, X, Y)),
         "dtype": _refused(lambda: distribution.verify(fine, X, Y, dtype="int8")),
