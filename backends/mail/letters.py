@@ -43,6 +43,7 @@ def post(address: Address, value: Any) -> Callable[[], None]:
     """
     to = backend().world().process_of(address[1])
     letter = _Letter(_now(address), value)
+    meeting.count(_letters(letter.address, processes.find().index, to))
     _own_box().outgoing(to).put(letter)
     return letter.wait
 
@@ -54,6 +55,11 @@ def letter(address: Address) -> Any:
         FlowError: the process that sends is gone, or sent nothing within KERAS_FLOW_TIMEOUT.
     """
     return _own_box().take(_now(address), backend().world().process_of(address[0]))
+
+
+def _letters(address: _Dated, sender: int, receiver: int) -> str:
+    """As what letters are counted by both processes: one that is on its way is waited for."""
+    return f"{address[-1]}/letters {sender} to {receiver}"
 
 
 def _now(address: Address) -> _Dated:
@@ -111,7 +117,8 @@ class _Box:
     def take(self, address: _Dated, process: int) -> Any:
         """The next letter of an address."""
         until = time.monotonic() + joining.waiting_seconds()
-        with meeting.waiting_for((process,), "a message of a pipeline"), self._changed:
+        what = _letters(address, process, self._found.index)
+        with meeting.waiting_for((process,), "a message of a pipeline", what, missing=1), self._changed:
             while not self._letters[address]:
                 if process in self._gone:
                     raise FlowError(
@@ -159,6 +166,7 @@ class _Box:
         try:
             while True:
                 address, value = frames.read(reads)
+                meeting.count(_letters(tuple(address), process, self._found.index))
                 with self._changed:
                     self._letters[tuple(address)].append(value)
                     self._changed.notify_all()

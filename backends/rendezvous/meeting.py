@@ -38,7 +38,9 @@ from keras_flow.backends.rendezvous.whereabouts import (
     tell,
     user_line,
 )
+from keras_flow.backends.rendezvous.whereabouts import count as count
 from keras_flow.backends.rendezvous.whereabouts import enter as enter
+from keras_flow.backends.rendezvous.whereabouts import group_of as group_of
 from keras_flow.backends.rendezvous.whereabouts import now as now
 from keras_flow.backends.rendezvous.whereabouts import waiting_for as waiting_for
 from keras_flow.current import joining
@@ -127,7 +129,8 @@ def meet_some(name: str, processes: Sequence[int]) -> None:
     _meetings[members] += 1
     meeting = f"{whereabouts.group_of(members)}-{_meetings[members]}"
     entry = Entry(0, name, user_line(), zlib.crc32(name.encode()))
-    _come_together(f"{prefix()}/meeting-of/{meeting}", members, False, entry, meeting)
+    with whereabouts.waiting_for(members, name, in_engine=False):
+        _come_together(f"{prefix()}/meeting-of/{meeting}", members, False, entry, meeting)
 
 
 def below(place: int, count: int) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,10 @@ number, or a higher number. A process that is busy with Python code of its own h
 Example: process 0 waits in its third call, `x.numpy()`. Process 1 tells `model.save` as its third: that is the proof,
 and the error names both. If process 1 tells only two calls, process 0 goes on waiting.
 
+Calls of some processes have no number. These count them, and the letters that they have sent: a process under a higher
+number is no proof where it has done before what this one waits for. It is one where this process waits in the engine,
+since all know its call, and the other one in the store, to compare the call that it makes as its so-and-so-many-th.
+
 A program that waits in the store (`meeting.py`) raises the error itself. One that waits inside an engine's collective
 cannot: its thread prints the error and ends the process.
 """
@@ -20,13 +24,13 @@ import os
 import sys
 import threading
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from keras_flow.backends.active import tensor_engine
 from keras_flow.current import last_call
@@ -78,8 +82,31 @@ _begun_anew = 0
 _exchanges = 0
 #: the entry in which the program waits inside the engine; none where it waits in the store, or runs Python
 _inside: Entry | None = None
-#: a call of some processes that waits inside the engine, and these; empty where there is none
-_of_some: tuple[str, tuple[int, ...]] = ("", ())
+#: what this process has done that only some take part in, such as the calls of a group: how often
+_done: Counter[str] = Counter()
+_counting = threading.Lock()
+
+
+@dataclass(frozen=True)
+class OfSome:
+    """A call of some processes, in which this one waits.
+
+    Attributes:
+        name: what it is.
+        processes: these.
+        what: as which it is counted.
+        missing: how much more of that these must have done than this process.
+        in_engine: it waits inside the engine.
+    """
+
+    name: str = ""
+    processes: tuple[int, ...] = ()
+    what: str = ""
+    missing: int = 0
+    in_engine: bool = False
+
+
+_of_some = OfSome()
 
 
 # ---- what this process enters
@@ -148,15 +175,23 @@ def in_store() -> Iterator[None]:
         _inside = inside
 
 
+def count(what: str) -> None:
+    """This process does something that only some take part in, which has no number."""
+    with _counting:
+        _done[what] += 1
+
+
 @contextmanager
-def waiting_for(processes: tuple[int, ...], name: str) -> Iterator[None]:
-    """Inside, the program waits inside the engine for some processes, which do not number their calls with all."""
+def waiting_for(
+    processes: tuple[int, ...], name: str, what: str = "", missing: int = 0, in_engine: bool = True
+) -> Iterator[None]:
+    """Inside, the program waits for some processes, which do not number their calls with all; see `OfSome`."""
     global _of_some
-    _of_some = name, processes
+    _of_some = OfSome(name, processes, what or group_of(processes), missing, in_engine)
     try:
         yield
     finally:
-        _of_some = "", ()
+        _of_some = OfSome()
 
 
 def times_begun_anew() -> int:
@@ -218,19 +253,37 @@ def tell() -> None:
     """Write where this process is, with the entries before."""
     key = f"{prefix()}/at/{store().world().process_index}"
     *before, last = list(_entries)
-    _put_again(key, json.dumps([_exchanges, [astuple(entry) for entry in (*before, _with_line(last))]]))
+    # read after the entries: what was done before the last of them is counted
+    with _counting:
+        done, of_some = dict(_done), _of_some
+    entries = [astuple(entry) for entry in (*before, _with_line(last))]
+    in_engine = [of_some.name, of_some.what, done.get(of_some.what, 0)] if of_some.in_engine else ["", "", 0]
+    _put_again(key, json.dumps([_exchanges, entries, done, in_engine]))
 
 
-def told_by(process: int) -> tuple[int, list[Entry]]:
-    """Return what another process told last: how many texts it has exchanged, and its last entries."""
+def told_by(process: int) -> tuple[int, list[Entry], dict[str, int], list[Any]]:
+    """Return what another process told last.
+
+    Returns:
+        How many texts it has exchanged; its last entries; what it has done that only some take part in, and how often;
+        the call of some in which it waits inside the engine: its name, as what it is counted, and its number.
+    """
     told = asked(f"{prefix()}/at/{process}")
-    exchanges, entries = json.loads(told) if told else (0, [])
-    return exchanges, [Entry(*each) for each in entries]
+    exchanges, entries, done, in_engine = json.loads(told) if told else (0, [], {}, ["", "", 0])
+    return exchanges, [Entry(*each) for each in entries], done, in_engine
 
 
 def elsewhere(process: int) -> Entry | None:
     """Return the first entry of another process that is proven to differ from this one's; None without a proof."""
-    return _not_mine(told_by(process)[1], list(_entries))[1]
+    _, entries, done, (name, what, number) = told_by(process)
+    theirs, own = _not_mine(entries, list(_entries))[1], _of_some
+    here = _done[own.what]
+    if theirs is not None and own.in_engine and theirs.number > now().number:
+        # it may have done what this one waits for, and gone on
+        return theirs if done.get(own.what, 0) < here + own.missing else None
+    if theirs is None and not own.in_engine and what and (what, number) == (own.what, here):
+        return Entry(0, name, "")  # in a call that all of them know, where this one compares its own
+    return theirs
 
 
 def apart(process: int) -> bool:
@@ -240,7 +293,8 @@ def apart(process: int) -> bool:
     its end. Its entries and those of this process may be told before one of them is taken back; either way each can go
     alone.
     """
-    (exchanges, theirs), mine = told_by(process), now()
+    exchanges, theirs, *_ = told_by(process)
+    mine = now()
     if not theirs:
         return False
     if exchanges > _exchanges:
@@ -274,7 +328,7 @@ def _not_mine(theirs: list[Entry], mine: list[Entry]) -> tuple[Entry, Entry | No
 
 def group_of(processes: Sequence[int]) -> str:
     """A name of some processes, for keys of the store."""
-    return f"{zlib.crc32(repr(tuple(processes)).encode()):08x}"
+    return f"{_begun_anew}-{zlib.crc32(repr(tuple(processes)).encode()):08x}"
 
 
 def verdict(meeting: str = "all") -> Verdict | None:
@@ -322,7 +376,7 @@ def judged(process: int, theirs: Entry, what: str = "", meeting: str = "all") ->
         meeting: as in `verdict`.
     """
     here = tensor_engine().world()
-    _, told = told_by(process)
+    _, told, *_ = told_by(process)
     mine, other = _not_mine(told, list(_entries))
     if not what and other is not None and mine.number < now().number:  # they differ since an earlier one
         what, theirs = str(mine), other
@@ -368,7 +422,7 @@ def _watch(ended: threading.Event) -> None:
         if looks == _TELLS:
             tell()
         if looks >= _ASKS and looks % _TELLS == 0 and _is_inside(entry):
-            partners = _of_some[1]
+            partners = _of_some.processes
             error = verdict(group_of(partners) if partners else "all") or _proof()
             # who waits in the store, too, raises it
             is_mine = error is not None and error.first <= entry.number
@@ -378,7 +432,7 @@ def _watch(ended: threading.Event) -> None:
 
 
 def _is_inside(entry: Entry) -> bool:
-    return entry is now() and (_inside is entry or bool(_of_some[1]))
+    return entry is now() and (_inside is entry or _of_some.in_engine)
 
 
 def _proof() -> Verdict | None:
@@ -387,7 +441,7 @@ def _proof() -> Verdict | None:
     All but process 0 look at process 0, which hears of it: so many ranks that wait do not all ask all.
     """
     here = tensor_engine().world().process_index
-    name, partners = _of_some
+    name, partners = _of_some.name, _of_some.processes
     for process in partners or (0,):
         theirs = elsewhere(process) if process != here else None
         # a step may be left before the others have entered it: only calls of some processes go by a higher number

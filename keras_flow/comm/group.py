@@ -249,6 +249,8 @@ def require_same(group: Group, calls: Mapping[int, Call]) -> None:
     """
     first = next(iter(calls.values()))
     key, are_equal = (group.ranks, first), len(calls) == 1 or len(set(calls.values())) == 1
+    if not group.is_local:
+        count_call(processes_of(group.ranks))
     if key in _compared and are_equal:
         enter(group, first if isinstance(first, str) else first[0])
         return
@@ -277,6 +279,12 @@ def _meet(group: Group, words: str) -> None:
         meeting.meet(f"kf.comm.{words}", waits=True)
     else:
         meeting.meet_some(f"kf.comm.{words} of ranks {list(group.ranks)}", some)
+
+
+def count_call(some: tuple[int, ...] | None) -> None:
+    """Count a call of some processes; those of all (None) have numbers."""
+    if some is not None:
+        meeting.count(meeting.group_of(some))
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from keras_flow.comm import repeated
 from keras_flow.comm.group import (
     Group,
     as_tensor,
+    count_call,
     dtype_name,
     elements,
     empty,
@@ -131,6 +132,7 @@ def _check_other(rank: int, call: str, name: str) -> None:
 
 def _meet(source: int, target: int) -> None:
     """Let the two processes meet before the first message from one rank to the other."""
+    count_call(_processes(source, target))
     if not is_compared((source, target), _CALL):
         meeting.meet_some(f"kf.comm.send from rank {source} to rank {target}, and its recv", _processes(source, target))
         note_compared((source, target), _CALL)

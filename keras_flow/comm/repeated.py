@@ -14,7 +14,7 @@ import numpy as np
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import LISTED, Pending
 from keras_flow.backends.rendezvous import meeting
-from keras_flow.comm.group import Group, forget_compared, processes_of
+from keras_flow.comm.group import Group, count_call, forget_compared, processes_of
 from keras_flow.comm.work import Work
 from keras_flow.placements import Placement
 from keras_flow.tensors.dtypes import numpy_dtype, standard_name
@@ -33,9 +33,9 @@ _MOST = 1024
 Run = Callable[[Any], Any]
 
 #: (call, how, group, dtypes and shapes, async_op) -> the result of what this process gives (None where the engine has
-#: no such function), and whether all processes make the call
-_table: dict[tuple[Any, ...], tuple[Run | None, bool]] = {}
-_UNKNOWN: tuple[Run | None, bool] = (None, False)
+#: no such function), and the processes that make the call; None: all
+_table: dict[tuple[Any, ...], tuple[Run | None, tuple[int, ...] | None]] = {}
+_UNKNOWN: tuple[Run | None, tuple[int, ...] | None] = (None, None)
 
 
 def find(call: str, how: tuple[Any, ...], group: object, given: object, async_op: bool = False) -> Run | None:
@@ -64,11 +64,13 @@ def find(call: str, how: tuple[Any, ...], group: object, given: object, async_op
         if facts is None:
             return None
     try:
-        run, is_of_all = _table.get((call, how, group, facts, async_op), _UNKNOWN)
+        run, some = _table.get((call, how, group, facts, async_op), _UNKNOWN)
     except TypeError:  # what is told cannot be a key, so it was not told before
         return None
-    if run is not None and is_of_all:
+    if run is not None and some is None:
         meeting.enter(f"kf.comm.{call}", "", waits=True)
+    elif run is not None:
+        count_call(some)
     return run
 
 
@@ -109,7 +111,7 @@ def keep(
         run, some = _made(call, how, members, rank, value, async_op), processes_of(members.ranks)
         if some is None and call in ("send", "recv"):
             some = tuple(range(world.process_count))  # not numbered: the other one calls it by another name
-        _table[key] = run if run is None or some is None else _waiting(run, call, some), some is None
+        _table[key] = run if run is None or some is None else _waiting(run, call, some), some
     run, _ = _table[key]
     if run is None or not (is_recorded and values):
         return run

@@ -163,3 +163,71 @@ def test_an_error_leaves_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
         assert whereabouts._inside is None
         raise ValueError
     assert whereabouts._inside is entry
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch):
+    """`processes(index, number, done)`: from here on this is the process `index`, in its entry of this number."""
+    from collections import Counter, deque
+    from unittest import mock
+
+    from keras_flow.backends.rendezvous import meeting, whereabouts
+    from keras_flow.current import joining
+
+    texts: dict[str, str] = {}
+    here = mock.Mock(process_count=3, size=3)
+
+    def get_text(key: str, seconds: float) -> str:
+        if key not in texts:
+            raise joining.SilentProcess(1, 3, seconds, TimeoutError())
+        return texts[key]
+
+    engine = mock.Mock(world=lambda: here, put_text=texts.__setitem__, get_text=get_text)
+    for module in (meeting, whereabouts):
+        monkeypatch.setattr(module, "store", lambda: engine)
+        monkeypatch.setattr(module, "tensor_engine", lambda: engine)
+
+    def become(index: int, number: int, done: dict[str, int]) -> None:
+        here.process_index = index
+        entries = [whereabouts.Entry(each, f"call {each}", "", each) for each in range(1, number + 1)]
+        monkeypatch.setattr(whereabouts, "_entries", deque(entries))
+        monkeypatch.setattr(whereabouts, "_done", Counter(done))
+
+    return become
+
+
+@pytest.mark.parametrize("arrived", [2, 3])
+def test_a_letter_that_is_on_its_way_is_no_proof(arrived: int, processes) -> None:
+    from keras_flow.backends.rendezvous import whereabouts
+
+    processes(1, 5, {"letters": 3})  # has sent three, and gone on
+    whereabouts.tell()
+    processes(0, 4, {"letters": arrived})
+    with whereabouts.waiting_for((1,), "a message", "letters", missing=1):
+        assert (whereabouts._proof() is None) == (arrived == 2)
+
+
+def test_calls_of_some_processes_are_compared_by_their_count(processes) -> None:
+    from keras_flow.backends.rendezvous import meeting, whereabouts
+    from keras_flow.errors import FlowError
+
+    some = whereabouts.group_of((0, 1))
+    for made, number, is_told in ((2, 5, False), (1, 5, True), (1, 4, False)):
+        processes(1, number, {some: made})
+        whereabouts.tell()
+        processes(0, 4, {some: 2})
+        with whereabouts.waiting_for((0, 1), "kf.comm.broadcast"):
+            assert (whereabouts._proof() is not None) == is_told, (made, number)
+    for made, is_told in ((1, False), (2, True), (3, False)):
+        processes(1, 4, {some: made})
+        with whereabouts.waiting_for((0, 1), "kf.comm.all_reduce"):
+            whereabouts.tell()
+        processes(0, 4, {some: 2})
+        with whereabouts.waiting_for((0, 1), "kf.comm.broadcast of float32[1]", in_engine=False):
+            assert (whereabouts.elsewhere(1) is not None) == is_told, made
+    processes(1, 4, {some: 2})
+    with whereabouts.waiting_for((0, 1), "kf.comm.all_reduce"):
+        whereabouts.tell()
+    processes(0, 4, {some: 2})
+    with pytest.raises(FlowError, match=r"kf.comm.broadcast .*needs all ranks: .* rank 1 is in kf.comm.all_reduce"):
+        meeting.meet_some("kf.comm.broadcast", (0, 1))
