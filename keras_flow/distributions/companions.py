@@ -24,19 +24,23 @@ if TYPE_CHECKING:
 
 #: last name of a variable that belongs to a weight, and that weight's name
 _OF_A_WEIGHT = re.compile(r"(?:lora_)?(kernel|embeddings|reverse_embeddings)_(a|b|scale|zero|zero_point|amax_history)")
-#: those that belong to the kernel and have none of its dims: state of inputs and gradients, indices of groups
+#: what EinsumDense names otherwise
+_ALIASES = {"zero_point": "kernel_zero"}
+#: those that belong to the weight and have none of its dims: state of inputs and gradients, indices of groups
 _OF_THE_LAYER = re.compile(r"(?:inputs|outputs_grad)_(?:scale|amax_history)|g_idx|awq_scales")
 
 
 def weight_of(path: str, layer: keras.Layer | None) -> keras.Variable | None:
     """The weight that a variable belongs to, where its layer has that weight; None for all other variables."""
     folder, _, name = path.rpartition("/")
+    name = _ALIASES.get(name, name)
     found = _OF_A_WEIGHT.fullmatch(name)
     if layer is None or (found is None and _OF_THE_LAYER.fullmatch(name) is None):
         return None
-    weight = f"{folder}/{found.group(1) if found else 'kernel'}".removeprefix("/")
+    names = (found.group(1),) if found else ("kernel", "embeddings")
+    weights = {f"{folder}/{each}".removeprefix("/") for each in names}
     # a layer in calibration has its first kernel and the packed one: the last is the one that the others go with
-    return next((each for each in reversed(own_variables(layer)) if each.path == weight), None)
+    return next((each for each in reversed(own_variables(layer)) if each.path in weights), None)
 
 
 def layout_with(weight: Layout, path: str, shape: tuple[int, ...]) -> Layout:
@@ -106,7 +110,7 @@ def _carried(weight: Layout, dims: Mapping[int, int], shape: tuple[int, ...]) ->
 
 def _dims(name: str, weight: tuple[int, ...], shape: tuple[int, ...]) -> Mapping[int, int]:
     """Dim of the weight -> the dim of the variable that goes with it."""
-    found = _OF_A_WEIGHT.fullmatch(name)
+    found = _OF_A_WEIGHT.fullmatch(_ALIASES.get(name, name))
     if found is None or not shape or not weight:
         return {}
     last = len(weight) - 1

@@ -35,6 +35,7 @@ MESH = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
         ((6, 8), "S(1),S(1)", "kernel_scale", (8,), "S(0),S(0)"),
         ((6, 8), "B,S(1)", "kernel_amax_history", (1024,), "B,B"),
         ((6, 8), "B,S(1)", "g_idx", (6,), "B,B"),
+        ((4, 6), "B,S(0)", "zero_point", (8, 3), "B,S(0)"),  # EinsumDense's name of it
     ],
 )
 def test_layouts_follow_the_weight(kernel: tuple, split: str, name: str, shape: tuple, expected: str) -> None:
@@ -85,6 +86,23 @@ def test_a_rule_of_the_kernel_holds_after_quantization_and_lora() -> None:
 def test_a_rule_of_ones_own_wins() -> None:
     rules = {"kernel_scale": "B,B", "hidden/kernel": {"model": sbp.split(1)}}
     assert _layouts(rules, "int8", lora=False)["kernel_scale"] == "B,B"
+
+
+def test_what_belongs_to_a_weight_of_another_name_follows_it() -> None:
+    """A rule of a table also finds the numbers of groups beside it, which have one dim."""
+    from keras.dtype_policies import Int4DTypePolicy
+
+    with kf.ModelParallel(MESH, rules={"tokens": {"model": sbp.split(1)}}).scope() as distribution:
+        policy = Int4DTypePolicy("int4/4", "float32")
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Embedding(8, 8, name="tokens", dtype=policy)])
+        distribution.check(model)
+    layouts = {each.name: sbp.text(kf.layout_of(each).layout.nd_sbp) for each in model.variables}
+    assert layouts == {
+        "embeddings": "B,S(1)",
+        "embeddings_scale": "B,S(1)",
+        "embeddings_zero": "B,S(1)",
+        "g_idx": "B,B",
+    }
 
 
 def test_histories_of_float8_are_broadcast() -> None:
