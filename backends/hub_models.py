@@ -14,19 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
 from keras_flow import atomic
 from keras_flow.backends.active import backend
 from keras_flow.backends.files import shared_files
 from keras_flow.backends.hooking import Hook, active_distribution, wrap
+from keras_flow.backends.reading import batch_watch
 from keras_flow.current import models
 from keras_flow.current.distribution import Distribution
+from keras_flow.errors import FlowError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-_MAKE, _GENERATE, _PRESET, _ADAPTERS = "make_generate_function", "generate", "save_to_preset", "save_lora_weights"
-_NAMES = (_MAKE, _GENERATE, _PRESET, _ADAPTERS)
+GENERATE = "generate"
+_MAKE, _PRESET, _ADAPTERS = "make_generate_function", "save_to_preset", "save_lora_weights"
+_NAMES = (_MAKE, GENERATE, _PRESET, _ADAPTERS)
 
 
 @functools.cache  # one replacement for all distributions
@@ -60,6 +64,31 @@ def forget(model: keras.Model) -> None:
         model.generate_function = None
 
 
+def require_alike(distribution: Distribution, given: Mapping[str, object], by_own_steps: bool) -> None:
+    """Compare what the processes are given to generate from: each would take its rows of its own prompts.
+
+    Args:
+        distribution: of several ranks.
+        given: the arguments of `generate`, by name.
+        by_own_steps: whether the distribution makes the steps, and places weights where these need them.
+
+    Raises:
+        FlowError: they differ, or a process does not have the weights.
+    """
+    if by_own_steps:
+        raise FlowError(
+            f"kf.{type(distribution).__name__} does not generate in several processes, as each has a part of the "
+            "weights: generate under kf.DataParallel or kf.ModelParallel, which save and load the same files"
+        )
+
+    def compared(leaf: object) -> object:
+        if keras.ops.is_tensor(leaf):
+            return keras.ops.convert_to_numpy(leaf)
+        return np.asarray(leaf) if isinstance(leaf, str | bytes | int | float) else leaf
+
+    batch_watch.BatchWatch().see((keras.tree.map_structure(compared, dict(given)),))
+
+
 def wrap_loaded(entry: Callable[..., object]) -> None:
     """Wrap the names of the classes that exist, among them tokenizers and converters, which are layers."""
     for cls in _subclasses(keras.Layer):
@@ -68,7 +97,7 @@ def wrap_loaded(entry: Callable[..., object]) -> None:
 
 def _class_to_wrap(model: keras.Model) -> type | None:
     cls = type(model)
-    functions = (getattr(cls, name, None) for name in _NAMES if name != _GENERATE or hasattr(cls, _MAKE))
+    functions = (getattr(cls, name, None) for name in _NAMES if name != GENERATE or hasattr(cls, _MAKE))
     unknown = any(function is not None and not hasattr(function, "keras_flow_hook") for function in functions)
     return cls if unknown else None
 
@@ -82,8 +111,8 @@ def _subclasses(cls: type) -> Iterator[type]:
 def _wrap_names(cls: type, entry: Callable[..., object]) -> None:
     """Wrap what a class itself defines of the names."""
     replacements: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {}
-    if hasattr(cls, _MAKE) and hasattr(cls, _GENERATE):
-        replacements |= {_MAKE: (_make, active_distribution), _GENERATE: (entry, _distribution_of)}
+    if hasattr(cls, _MAKE) and hasattr(cls, GENERATE):
+        replacements |= {_MAKE: (_make, active_distribution), GENERATE: (entry, _distribution_of)}
     if hasattr(cls, _PRESET):
         replacements |= dict.fromkeys((_PRESET, _ADAPTERS), (_write, shared_files.distribution_of))
     why = "as the hook on `Trainer.__init__`"

@@ -122,6 +122,8 @@ def _entered(
             own_steps = distribution.own_steps(model)
             if models.is_built(model) and not outer and (name in _FUNCTIONS or model not in _begun):
                 _compare_copies(model, with_state=own_steps is None)
+            if name == hub_models.GENERATE and not distribution.has_one_rank and backend().world().process_count > 1:
+                hub_models.require_alike(distribution, given, own_steps is not None)
             if own_steps is not None:
                 with own_steps, holding(None), as_under(distribution):
                     return original(model, *args, **kwargs)

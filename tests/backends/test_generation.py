@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,3 +147,62 @@ def test_compiled_once_for_prompts_of_any_length(on_ranks: Callable) -> None:
 
     assert on_ranks("jax")(program) == 1
     assert on_ranks("tensorflow")(program) == 1
+
+
+def _small() -> Any:
+    import keras_hub
+
+    settings = {"vocabulary_size": 64, "num_layers": 2, "hidden_dim": 16, "intermediate_dim": 32}
+    backbone = keras_hub.models.GPT2Backbone(**settings, **MODELS["GPT2"])
+    model = keras_hub.models.GPT2CausalLM(backbone=backbone, preprocessor=None)
+    model.compile(sampler="greedy")
+    return model
+
+
+def test_other_prompts_on_each_rank_are_refused(on_ranks: Callable) -> None:
+    """They were mixed in silence: each rank took its rows of its own prompts."""
+
+    def program(alike: bool) -> str:
+        import keras_flow as kf
+
+        with kf.DataParallel().scope():
+            model = _small()
+            batch = prompts(8)
+            own = {name: value if alike else value[kf.env.get_rank() :: 4] for name, value in batch.items()}
+            for _ in range(4):  # each call is compared
+                model.generate(own if alike else batch, stop_token_ids=None)
+            try:
+                model.generate(own, stop_token_ids=None)
+            except kf.FlowError as error:
+                return str(error)
+        return "generated"
+
+    assert on_ranks("torch").on_each(program, True) == ["generated"] * 4
+    for said in on_ranks("torch").on_each(program, False):
+        assert "the ranks are fed different batches: input \"x['inputs']" in said, said
+
+
+def test_a_rank_that_has_a_part_of_the_weights_refuses(on_ranks: Callable) -> None:
+    """Ranks but the first gave other tokens, from what they had."""
+
+    def program() -> list[str]:
+        import keras
+
+        import keras_flow as kf
+
+        said = []
+        pipe = kf.PipelineParallel(kf.Placement(range(2), ("pipe",)), stages=2, microbatches=2)
+        for distribution in (kf.CentralStorage(), pipe):
+            keras.utils.clear_session()
+            with distribution.scope():
+                model = _small()
+                try:
+                    model.generate(prompts(4), stop_token_ids=None)
+                    said.append("generated")
+                except kf.FlowError as error:
+                    said.append(str(error))
+        return said
+
+    for storage, pipe in on_ranks("torch").on_each(program):
+        assert storage.startswith("kf.CentralStorage does not generate"), storage
+        assert pipe.startswith("kf.PipelineParallel does not generate"), pipe
