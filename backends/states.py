@@ -100,13 +100,18 @@ def explained(variable: keras.Variable, layer: keras.Layer, sums: Mapping[int, i
         f"layer {layer.name!r} ({kind}) assigned {variable.path!r} in a step, and the ranks hold different values of "
     )
     begin += f"it: one on {parts}{more}. "
+    begin += (
+        "If some ranks alone called the model or drew (`model(x)` under `if kf.env.is_main_process():`), let all ranks "
+        "do so. "
+    )
     if type(layer).__module__.startswith("keras."):
         return begin + (
-            "The layer was believed to act row by row, so each rank gave it its own rows, and the value depends on all "
-            f"rows. Make it a layer of your own (`class Own(keras.layers.{kind}): pass`): keras_flow assumes nothing "
-            "about your own classes, so every rank computes the layer from all rows (the consistent view)"
+            "Otherwise the layer was believed to act row by row, so each rank gave it its own rows, and the value "
+            f"depends on all rows. Make it a layer of your own (`class Own(keras.layers.{kind}): pass`): keras_flow "
+            "assumes nothing about your own classes, so every rank computes the layer from all rows (the consistent "
+            "view)"
         )
     return begin + (
-        "Every rank computed it from all rows, so the difference comes from elsewhere: numbers of numpy or of Python's "
-        "random, the time, or the rank. Draw by keras.random, and give all ranks the same"
+        "Otherwise every rank computed it from all rows, and the difference comes from elsewhere: numbers of numpy or "
+        "of Python's random, the time, or the rank. Draw by keras.random, and give all ranks the same"
     )

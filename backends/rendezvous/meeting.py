@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 import zlib
 from collections import Counter, deque
@@ -55,8 +56,8 @@ CALLS = "calling a model or layer with split weights"
 #: what is said to those who meet
 _ALL, _APART = "all", "apart"
 
-#: methods of models that run: their steps have their names
-_running: list[Entry] = []
+#: methods of models that run, with their threads: their steps have their names
+_running: list[tuple[Entry, int]] = []
 #: keys that this process will remove
 _written: deque[str] = deque()
 #: all processes have met, and make the same calls
@@ -79,7 +80,7 @@ def note(name: str) -> None:
 
 def step(batch: int) -> None:
     """All processes enter a step of the method that runs; `batch` is its number in its data, from 0."""
-    of = _running[-1] if _running else Entry(0, "a loop", "")
+    of = _running[-1][0] if _running else Entry(0, "a loop", "")
     enter(f"a step of {of.name}", of.place, f"batch {batch} (from 0) of its data, ", waits=True)
 
 
@@ -245,12 +246,18 @@ def running(name: str, meets: bool, may_leave: bool = False) -> Iterator[bool]:
     if tensor_engine().world().process_count == 1:
         yield True
         return
+    if _running and _running[-1][1] != threading.get_ident():
+        raise FlowError(
+            f"{name} was called in one thread while {_running[-1][0].name} runs in another, as where a data set calls "
+            "it: threads of several processes make their calls in any order, and all processes must make the same "
+            f"calls. Call {name} before {_running[-1][0].name}, and give the data its results"
+        )
     if not (meets or _running):
         enter(name, waits=True)
     elif not meet(name, may_leave):
         yield False
         return
-    _running.append(now())
+    _running.append((now(), threading.get_ident()))
     try:
         yield True
     finally:

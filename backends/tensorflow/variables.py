@@ -99,10 +99,8 @@ def initialize(
 
 
 def _layout_for(variable: keras.Variable, distribution: Distribution) -> KerasLayout:
-    placed = keras_layout(variable)
-    if placed is not None and placed.distribution.whole is distribution:
-        return placed
-    return distribution.get_variable_layout(variable) if placed is None else KerasLayout(placed.given, distribution)
+    # an optimizer gives its slots the layouts of its variables, which another distribution may have laid
+    return keras_layout(variable) or distribution.get_variable_layout(variable)
 
 
 def _create_off_mesh(

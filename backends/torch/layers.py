@@ -25,7 +25,7 @@ from keras_flow.backends.torch import (
     variables,
 )
 from keras_flow.backends.torch.operators import reading_dtensors
-from keras_flow.backends.torch.rows import consistent_calls, mirrored_calls
+from keras_flow.backends.torch.rows import consistent_calls, mirrored_calls, split_rows
 from keras_flow.backends.torch.step import RunningStep, current_step, running
 from keras_flow.current.batch_statistics import by_groups, refuse_renorm
 from keras_flow.current.distribution import active
@@ -90,9 +90,19 @@ def _call_in_step(
     if step.inside is not None:
         return short_calls.call(original, layer, args, kwargs)
     if not step.consistent:
+        other = _distribution_of(layer)
+        if other is not None and other.whole is not step.distribution.whole:  # a teacher's, laid by another
+            args, kwargs = leaves.mapped(_all_rows, (args, kwargs))
+            with running(None):
+                return _call_outside(other, original, layer, args, kwargs)
         return mirrored_calls.call(original, step, layer, args, kwargs)
     outputs = _consistent(step, original, layer, args, kwargs)
     return leaves.mapped(handed_out.through_plain, outputs) if handed_out.is_one(layer) else outputs
+
+
+def _all_rows(leaf: object) -> object:
+    # a copy is plain, and in autograd's sight
+    return leaf.clone() if isinstance(leaf, split_rows.DeferredTensor) else leaf
 
 
 def _consistent(

@@ -153,8 +153,8 @@ def of_all_rows() -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def running(step: RunningStep) -> Iterator[RunningStep]:
-    """Run a step."""
+def running(step: RunningStep | None) -> Iterator[RunningStep | None]:
+    """Run a step; None: what is inside sees no step."""
     token = _step.set(step)
     try:
         yield step

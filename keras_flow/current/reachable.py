@@ -13,7 +13,7 @@ import inspect
 import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import TypeAlias, TypeVar
 
 import keras
@@ -88,7 +88,7 @@ def _children(value: object) -> Collection[object]:
     is_of_users_class = _is_of_user(type(value))
     if isinstance(value, _HOLDERS) or is_of_users_class:
         attributes = getattr(value, "__dict__", {}).values()
-        return [*attributes, *_functions(type(value))] if is_of_users_class else attributes
+        return [*attributes, *_of_class(value), *_functions(type(value))] if is_of_users_class else attributes
     return ()
 
 
@@ -106,6 +106,17 @@ def _is_of_user(kind: type) -> bool:
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return file is not None and is_of_user(file)
+
+
+def _of_class(value: object) -> Iterator[object]:
+    """What the classes that the user wrote hold for an object: their attributes, and its `__slots__`."""
+    for cls in filter(_is_of_user, type(value).__mro__):
+        for name, member in vars(cls).items():
+            if isinstance(member, MemberDescriptorType):
+                yield getattr(value, name, None)
+            # functions are looked through by `_functions`; a class has variables that the object need not use
+            elif not name.startswith("__") and not isinstance(member, type | FunctionType):
+                yield member
 
 
 @functools.cache
@@ -126,7 +137,7 @@ def _of_function(function: FunctionType) -> Iterator[object]:
             yield cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    yield from function.__defaults__ or ()
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     if is_of_user(function.__code__.co_filename):
         for name in _global_names(function.__code__):
             value = function.__globals__.get(name)

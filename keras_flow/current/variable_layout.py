@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -61,6 +62,16 @@ class KerasLayout(keras.distribution.TensorLayout):
             for axes in (given.layout.axes_of_dim(dim) for dim in range(len(given.layout.shape)))
         )
         self._device_mesh = distribution.device_mesh
+
+    def __deepcopy__(self, memo: object) -> KerasLayout:
+        """A copy of a variable is laid as the variable is, by the same distribution."""
+        return self
+
+    __copy__ = functools.partialmethod(__deepcopy__, None)
+
+    def __reduce__(self) -> tuple:
+        """A variable that is read from a file, or in another process, has no layout."""
+        return type(None), ()
 
     @property
     def layout(self) -> Layout:

@@ -13,14 +13,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+import keras
 
 from keras_flow.current.models import own_variables
 from keras_flow.layout import Layout
 from keras_flow.sbp import Sbp, Split, broadcast
-
-if TYPE_CHECKING:
-    import keras
 
 #: last name of a variable that belongs to a weight, and that weight's name
 _OF_A_WEIGHT = re.compile(r"(?:lora_)?(kernel|embeddings|reverse_embeddings)_(a|b|scale|zero|zero_point|amax_history)")
@@ -65,7 +63,8 @@ def layout_with(weight: Layout, path: str, shape: tuple[int, ...]) -> Layout:
 
 def unpacked_shape(layer: keras.Layer | None, path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that a layer's kernel has before it is packed: rules are written for that; `shape` where it is not."""
-    if path.rpartition("/")[2] != "kernel":
+    # the layers that Keras packs: a layer of one's own may have attributes of these names
+    if path.rpartition("/")[2] != "kernel" or not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
         return shape
     known = getattr(layer, "original_kernel_shape", None) or getattr(layer, "kernel_shape", None)
     return tuple(known) if isinstance(known, tuple | list) else shape

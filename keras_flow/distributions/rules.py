@@ -124,7 +124,11 @@ class LayoutMapRules(Rules):
 
     def __init__(self, layout_map: keras.distribution.LayoutMap):
         self._map = layout_map
-        self.keys = tuple(layout_map)
+
+    @property
+    def keys(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The keys that the map has now: as in Keras, it may be filled after the distribution was made."""
+        return tuple(self._map)
 
     def match(self, path: str) -> Match | None:
         """The key that is `path` or fully matches it, or None.

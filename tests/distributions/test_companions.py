@@ -57,6 +57,22 @@ def test_packed_kernels(kernel: tuple, split: str, shape: tuple, expected: str) 
     assert sbp.text(companions.packed(Layout(MESH, sbp.parse(split), kernel), shape).nd_sbp) == expected
 
 
+def test_attributes_of_a_layer_of_ones_own_say_nothing_of_packing() -> None:
+    class Patches(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__(name="patches")
+            self.kernel_shape = (3, 3)
+
+        def build(self, shape: tuple) -> None:
+            self.kernel = self.add_weight(shape=(3, 3, 4, 8), name="kernel")
+
+    with kf.ModelParallel(MESH, rules={"patches/kernel": {"model": sbp.split(3)}}).scope() as distribution:
+        layer = Patches()
+        layer.build((None, 4))
+    assert not distribution.has_problems
+    assert kf.layout_of(layer.kernel).layout.local_shape(0) == (3, 3, 4, 4)
+
+
 def _layouts(rules: dict, mode: str | None, lora: bool) -> dict[str, str]:
     """Last name of each variable of the layer -> its nd_sbp."""
     with kf.ModelParallel(MESH, rules=rules, batch_axes="data").scope() as distribution:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import keras
@@ -52,6 +54,16 @@ def test_a_model_without_weights_remembers_its_scope_each_time() -> None:
     rows = np.ones((8, 4), "float32")
     for _ in range(2):
         np.testing.assert_array_equal(model.predict(rows, verbose=0), 2 * rows)
+
+
+def test_layouts_in_copies_and_files() -> None:
+    with kf.DataParallel().scope() as distribution:
+        variable = keras.Variable([1.0, 2.0])
+    layout = keras_layout(variable)
+    assert layout is not None
+    assert layout.distribution is distribution
+    assert copy.deepcopy({"of": layout})["of"] is copy.copy(layout) is layout
+    assert pickle.loads(pickle.dumps({"of": layout})) == {"of": None}
 
 
 def close(losses: list[float], model: keras.Model, single: tuple[list[float], list[np.ndarray]]) -> None:

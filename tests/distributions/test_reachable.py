@@ -50,6 +50,21 @@ def test_closures_partials_methods_and_own_classes() -> None:
     assert paths(Holder().measure) == {"kept"}
 
 
+def test_slots_attributes_of_classes_and_defaults_by_name() -> None:
+    own, of_class, default = (keras.Variable(1.0, name=name) for name in ("own", "of_class", "default"))
+
+    class Slotted:
+        __slots__ = ("own", "unset")
+        shared = (of_class,)
+
+        def measure(self, y_true: Any, *, scale: Any = default) -> Any:
+            return scale * y_true
+
+    slotted = Slotted()
+    slotted.own = own
+    assert paths(slotted) == {"own", "of_class", "default"}
+
+
 def test_globals_that_a_function_of_the_users_reads() -> None:
     namespace: dict[str, Any] = {"SEEN": keras.Variable(0.0, name="seen"), "OTHER": keras.Variable(0.0, name="other")}
     source = "def step(self):\n    return SEEN + self.OTHER"

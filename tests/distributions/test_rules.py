@@ -85,6 +85,14 @@ def test_layout_map_matches_as_keras_does() -> None:
         rules.match("b/a")
 
 
+def test_a_layout_map_may_be_filled_later() -> None:
+    filled = layout_map()
+    rules = LayoutMapRules(filled)
+    filled["late/kernel"] = (None, "model")
+    assert rules.keys == ("late/kernel",)
+    assert key_of(rules, "late/kernel") == "late/kernel"
+
+
 def test_axes_by_dimension_become_sbp_by_axis() -> None:
     assert of_axes((None, "model"), "k") == {"model": S1}
     assert of_axes((("data", "model"), None), "k") == {"data": S0, "model": S0}

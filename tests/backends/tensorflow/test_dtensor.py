@@ -213,3 +213,25 @@ def test_draws_of_many_numbers_of_rows(on_ranks) -> None:
         np.testing.assert_allclose(drawn(kf.Placement(range(4))), drawn(kf.Placement([0])), rtol=1e-5)
 
     on_ranks("tensorflow")(program)
+
+
+def _slots() -> None:
+    import keras
+
+    import keras_flow as kf
+    from keras_flow.backends.active import backend
+
+    rules = {"hidden/kernel": {"model": kf.sbp.split(1)}}
+    with kf.ModelParallel(kf.Placement(range(4), axis_names=("model",)), rules=rules, batch_axes=()).scope():
+        layer = keras.layers.Dense(8, name="hidden")
+        layer.build((None, 4))
+    with kf.DataParallel(kf.Placement([[0, 1], [2, 3]], axis_names=("a", "b"))).scope():
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        optimizer.build(layer.trainable_variables)
+    slot = optimizer.momentums[0]
+    assert kf.layout_of(slot).layout == kf.layout_of(layer.kernel).layout
+    assert [part.shape for part in backend().shards(slot).values()] == [(4, 2)] * 4
+
+
+def test_slots_made_under_another_distribution_follow_their_variables(on_ranks) -> None:
+    on_ranks("tensorflow")(_slots)

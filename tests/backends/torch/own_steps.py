@@ -371,3 +371,61 @@ def a_layer_that_is_split_between_own_steps_trains_on() -> None:
         found = trained(splits=True)
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@check
+def a_teacher_of_another_distribution_sees_all_rows() -> None:
+    """It is known to the step by its name alone, and stays laid as it was: its kernels are split."""
+    import keras
+
+    import keras_flow as kf
+
+    class Student(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            x, _ = data
+            self.zero_grad()
+            outputs: Any = self(x, training=True)
+            loss: Any = keras.ops.mean(keras.ops.square(outputs - keras.ops.stop_gradient(teacher(x))))
+            if uses_critic:
+                loss = loss + 0.1 * keras.ops.mean(keras.ops.square(critic(outputs)))
+            loss.backward()
+            _apply(self)
+            return {"loss": loss}
+
+    def make() -> Any:
+        model: Any = Student([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    keras.utils.set_random_seed(3)
+    placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    with kf.ModelParallel(placement, rules={"wide/kernel": {"model": kf.sbp.split(1)}}).scope():
+        wide = keras.layers.Dense(8, "tanh", name="wide")
+        teacher: Any = keras.Sequential([keras.Input((6,)), wide, keras.layers.Dense(3)])
+        critic: Any = keras.Sequential([keras.Input((3,)), keras.layers.Dense(8, "tanh", name="wide")])
+    assert kf.layout_of(wide.kernel).layout.local_shape(0) == (6, 4)
+    for uses_critic in (False, True):  # noqa: B007
+        updates_are_those_of_one_device(make)
+
+
+@check
+def a_model_that_a_data_thread_asks_is_refused_by_name() -> None:
+    import threading
+
+    import keras
+
+    import keras_flow as kf
+
+    said: list[str] = []
+
+    class Asks(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            thread = threading.Thread(target=lambda: said.append(error_of(lambda: model.predict_on_batch(X))))
+            thread.start()
+            thread.join()
+
+    with kf.DataParallel().scope():
+        model: Any = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+        model.fit(X, Y, verbose=0, callbacks=[Asks()])
+    assert said[0].startswith("FlowError: model.predict_on_batch() was called in one thread while model.fit() runs")
