@@ -45,11 +45,8 @@ def write_entry(
 ) -> None:
     """Hook on `H5IOStore.__setitem__`: a split variable is written block by block."""
     tensor = getattr(value, "_value", value)
-    if not asking.has(tensor):
+    if not asking.has(tensor) or tensor.dtype == torch.bfloat16:  # numpy has none: Keras writes and marks it
         original(store, key, value)
-        return
-    if tensor.dtype == torch.bfloat16:  # numpy has none: Keras writes and marks it
-        original(store, key, asking.whole(tensor))
         return
     if not store._h5_entry_initialized:  # type: ignore[attr-defined]
         store._create_h5_group(store._h5_entry_path)  # type: ignore[attr-defined]
@@ -58,6 +55,18 @@ def write_entry(
     with contextlib.closing(asking.blocks(tensor)) as blocks:
         for index, block in blocks:
             dataset[index] = block.numpy()
+
+
+@hook(
+    "keras:core",
+    "convert_to_numpy",
+    "Keras makes float32 of bfloat16 first: a split tensor that is no variable's, which others do not have",
+    when=asking_others,
+)
+def to_numpy(asking: gather_blocks.Asking, original: Callable[..., np.ndarray], value: object) -> np.ndarray:
+    """Hook on `convert_to_numpy`: the others are asked for a split variable as it is."""
+    tensor = getattr(value, "_value", value)
+    return original(asking.whole(tensor) if asking.has(tensor) else value)
 
 
 @hook(

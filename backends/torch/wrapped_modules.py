@@ -121,7 +121,7 @@ def _values(layer: keras.Layer) -> dict[str, torch.Tensor]:
 def config(values: dict[str, torch.Tensor], original: Callable[..., dict], layer: keras.Layer) -> dict:
     """Hook on `TorchModuleWrapper.get_config`: the module is written with whole tensors."""
     # as any reading of weights: rank 0, which may write alone, asks the others
-    whole = {name: torch.from_numpy(core.convert_to_numpy(value)).to(value.dtype) for name, value in values.items()}
+    whole = {name: core.convert_to_tensor(core.convert_to_numpy(value)).cpu() for name, value in values.items()}
     with _holding(layer, whole):
         return original(layer)
 

@@ -178,6 +178,38 @@ def test_a_preset_is_the_old_one_or_the_new_one(on_ranks: Callable[..., Pool], t
     assert on_ranks("torch").on_each(_preset, str(tmp_path)) == [(expected, int(rank == 0)) for rank in range(4)]
 
 
+def _of_bfloat16(folder: str) -> list[list[float]]:
+    """Weights of bfloat16, split and in a wrapped module, as files have them that process 0 writes; and as they are."""
+    import keras
+    import torch
+
+    import keras_flow as kf
+
+    mesh = kf.Placement([range(4)], axis_names=("data", "model"))
+    found = []
+    with kf.ModelParallel(mesh, rules={"kernel|weight": "B,S(0)"}, batch_axes="data").scope():
+        module = torch.nn.Linear(4, 8, dtype=torch.bfloat16)
+        wrapped = keras.layers.TorchModuleWrapper(module, dtype="bfloat16", name="wrapped")
+        dense = keras.layers.Dense(4, dtype="bfloat16", name="dense")
+        model = keras.Sequential([keras.Input((8,), dtype="bfloat16"), dense, wrapped])
+        expected = [weight.astype("float32") for weight in model.get_weights()]
+        for name, settings in (("m.weights.h5", {}), ("m.weights.json", {"max_shard_size": 1.0})):
+            model.save_weights(Path(folder) / name, **settings)
+            for weight in model.weights:
+                weight.assign(keras.ops.zeros_like(weight))
+            model.load_weights(Path(folder) / name)
+            pairs = zip(model.get_weights(), expected, strict=True)
+            found.append([float(np.abs(weight.astype("float32") - value).max()) for weight, value in pairs])
+        model.save(Path(folder) / "m.keras")
+        copied = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(wrapped), safe_mode=False)
+        found.append([float((copied.module.weight.detach().float() - torch.from_numpy(expected[2])).abs().max())])
+    return found
+
+
+def test_weights_of_bfloat16(on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    assert on_ranks("torch")(_of_bfloat16, str(tmp_path)) == [[0.0] * 4, [0.0] * 4, [0.0]]
+
+
 def _backed_up() -> int | None:
     """How many steps a backup says that weights have had, where four steps are an update."""
     import keras
