@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from keras_flow import atomic
 from keras_flow.backends.active import backend
-from keras_flow.backends.files import shared_files
+from keras_flow.backends.files import exporting, shared_files
 from keras_flow.backends.hooking import Hook, active_distribution, wrap
 from keras_flow.backends.reading import batch_watch
 from keras_flow.current import models
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 GENERATE = "generate"
-_MAKE, _PRESET, _ADAPTERS = "make_generate_function", "save_to_preset", "save_lora_weights"
-_NAMES = (_MAKE, GENERATE, _PRESET, _ADAPTERS)
+_MAKE, _EXPORT = "make_generate_function", "export_to_transformers"
+_WRITE = ("save_to_preset", "save_lora_weights", _EXPORT)
+_NAMES = (_MAKE, GENERATE, *_WRITE)
 
 
 @functools.cache  # one replacement for all distributions
@@ -113,8 +115,8 @@ def _wrap_names(cls: type, entry: Callable[..., object]) -> None:
     replacements: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {}
     if hasattr(cls, _MAKE) and hasattr(cls, GENERATE):
         replacements |= {_MAKE: (_make, active_distribution), GENERATE: (entry, _distribution_of)}
-    if hasattr(cls, _PRESET):
-        replacements |= dict.fromkeys((_PRESET, _ADAPTERS), (_write, shared_files.distribution_of))
+    if hasattr(cls, _WRITE[0]):
+        replacements |= dict.fromkeys(_WRITE, (_write, shared_files.distribution_of))
     why = "as the hook on `Trainer.__init__`"
     for name, (replacement, condition) in replacements.items():
         if name in vars(cls) and not hasattr(vars(cls)[name], "keras_flow_hook"):
@@ -146,13 +148,16 @@ def _write(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Hook on `save_to_preset` and `save_lora_weights`: process 0 writes, beside the name, and renames."""
+    """Hook on `save_to_preset` and others that write: process 0 does, beside the name, and renames."""
+    # transformers' names and shapes are computed from the weights; tokenizers have none
+    computes = original.__name__ == _EXPORT and isinstance(model, keras.Model)
 
     def write() -> None:
-        if not Path(path).parent.is_dir():
-            original(model, path, *args, **kwargs)
-            return
-        with atomic.beside(path) as new:
-            original(model, str(new), *args, **kwargs)
+        with exporting.whole(model) if computes else nullcontext():
+            if not Path(path).parent.is_dir():
+                original(model, path, *args, **kwargs)
+                return
+            with atomic.beside(path) as new:
+                original(model, str(new), *args, **kwargs)
 
     shared_files.once(write, model, original.__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -206,3 +207,31 @@ def test_a_rank_that_has_a_part_of_the_weights_refuses(on_ranks: Callable) -> No
     for storage, pipe in on_ranks("torch").on_each(program):
         assert storage.startswith("kf.CentralStorage does not generate"), storage
         assert pipe.startswith("kf.PipelineParallel does not generate"), pipe
+
+
+@pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.full)])
+def test_exported_to_transformers(on_ranks: Callable, engine: str, tmp_path: Path) -> None:
+    """One process writes, from whole weights: the exporter computes with them."""
+
+    def program(folder: str) -> int:
+        from unittest import mock
+
+        import safetensors.numpy
+
+        import keras_flow as kf
+        from keras_flow import comm
+
+        mesh = kf.Placement([range(4)], axis_names=("data", "model"))
+        rules = {"dense/kernel": "B,S(1)"}
+        with kf.ModelParallel(mesh, rules=rules, batch_axes="data").scope():
+            backbone = _small().backbone
+            expected = {weight.shape: weight for weight in backbone.get_weights()}
+            with mock.patch("builtins.open", wraps=open) as opened:
+                backbone.export_to_transformers(f"{folder}/exported")
+            comm.barrier()
+        found = safetensors.numpy.load_file(f"{folder}/exported/model.safetensors")
+        table = next(value for name, value in found.items() if name.endswith("wte.weight"))
+        np.testing.assert_array_equal(table, expected[table.shape])
+        return sum("config.json" in str(call.args[0]) for call in opened.call_args_list)
+
+    assert on_ranks(engine).on_each(program, str(tmp_path)) == [1, 0, 0, 0][: 4 if engine == "torch" else 1]
