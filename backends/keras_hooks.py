@@ -218,8 +218,15 @@ def _refuse_strings(model: keras.Model, data: object) -> None:
     """String inputs, on an engine that has no strings: Keras's own error names neither the layer nor a way out."""
     reason = backend().capabilities.refused.get("string inputs")
     shape = getattr(data, "shape", None)
-    if reason is None or shape is None or getattr(getattr(data, "dtype", None), "kind", "") not in tuple("OSU"):
+    kind = getattr(getattr(data, "dtype", None), "kind", "")
+    if reason is None or shape is None or kind not in tuple("OSU"):
         return
+    if kind == "O" and not all(isinstance(each, str | bytes) for each in data.ravel()[:100]):  # type: ignore[attr-defined]
+        raise FlowError(
+            f"model {model.name!r} was given an array of Python objects (dtype object, shape {list(shape)}): give "
+            "one of numbers, such as x.astype('float32'). Rows of different lengths are padded first "
+            "(keras.utils.pad_sequences)"
+        )
     takers = [layer.name for layer in model._flatten_layers() if type(layer).__name__ in _STRING_LAYERS]
     raise FlowError(
         f"model {model.name!r} was given strings (shape {list(shape)})"

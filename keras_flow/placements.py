@@ -61,7 +61,10 @@ class Placement:
         if array is None or array.dtype == object or (array.size and not np.issubdtype(array.dtype, np.integer)):
             raise FlowError(f"ranks must be a rectangular array of ints, got {ranks!r}; for example [[0, 1], [2, 3]]")
         if array.ndim == 0:
-            array = array.reshape(1)
+            raise FlowError(
+                f"a placement is a list of ranks, got {ranks!r}: write kf.Placement(range(4)) for four ranks, "
+                f"kf.Placement([{ranks}]) for rank {ranks} alone"
+            )
         if array.size == 0:
             raise FlowError("a placement needs at least one rank, got none")
         flat = [int(rank) for rank in array.flat]

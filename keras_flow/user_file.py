@@ -275,6 +275,9 @@ def may_split_weights(file: str | Path) -> bool:
 
 
 def _unknown(layout: str, named: Collection[str]) -> FlowError:
+    parts = layout.split()
+    if len(parts) > 1 and all(part in named or ranks_of(part) for part in parts):
+        return FlowError(f"unknown layout {layout!r}: separate layouts by commas, {','.join(parts)}")
     also = f"one of distributions(): {sorted(named)}" if named else "a name from the file's distributions()"
     return FlowError(
         f"unknown layout {layout!r}: it is 1, {LAYOUTS}, or {also}; "

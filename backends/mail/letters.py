@@ -58,7 +58,7 @@ def letter(address: Address) -> Any:
 
 
 def _letters(address: _Dated, sender: int, receiver: int) -> str:
-    """As what letters are counted by both processes: one that is on its way is waited for."""
+    """What both processes count the letters as: one that is on its way is waited for."""
     return f"{address[-1]}/letters {sender} to {receiver}"
 
 

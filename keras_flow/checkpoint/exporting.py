@@ -133,8 +133,14 @@ def _format(format: str | None, path: Path) -> str:
         elif path.is_dir() and any(path.glob("*.safetensors*")):
             format = "safetensors"
     if format not in FORMATS:
-        said = f"format={format!r}" if format else f"{str(path)!r} does not say which format it has"
-        raise FlowError(f"{said}; it is one of {', '.join(map(repr, FORMATS))}")
+        said = (
+            f"format={format!r}"
+            if format
+            else f"{str(path)!r} does not say which format it has: name it by --format, or format="
+        )
+        raise FlowError(
+            f"{said}; it is one of {', '.join(map(repr, FORMATS))}. A name that ends in .keras or .safetensors says it"
+        )
     return format
 
 

@@ -11,6 +11,7 @@ import glob
 import json
 import math
 import os
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,10 @@ def load_weights(
     if str(path).endswith(_KERAS):
         if rename:
             raise FlowError("rename= is for safetensors: Keras finds the layers of its own files by class and order")
-        model.load_weights(path, skip_mismatch=not strict)
+        try:
+            model.load_weights(path, skip_mismatch=not strict)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise FlowError(f"the weights in {os.fspath(path)!r} cannot be read: {error}") from error
         return loading.Loaded(0, {})
     found = tensors_in(path)
     reader = Reader(Path(path).absolute().parent, found, check=False)

@@ -63,8 +63,9 @@ def in_words(steps: int, has_engines: bool) -> str:
     longer = f" {judged}: times {drift(steps):g}, for {steps} steps." if steps > STEPS else ""
     return (
         f"Δ loss: {LOSS_RELATIVE:g} of the loss plus {LOSS_ABSOLUTE:g} (from step {STEPS} on in proportion to the "
-        f"step). Δ weights: {MOVED:g} of how far one device moved the variable; at least {LAST_BITS} last bits of its "
-        f"largest value, and {ROUNDED_ZERO:g}; at most {WEIGHTS:g} of that value, or of 1 if it is smaller."
+        f"step). Δ weights: the largest of {MOVED:g} of the variable's movement on one device, {LAST_BITS} last bits "
+        f"of its largest value, and {ROUNDED_ZERO:g}; never more than {WEIGHTS:g} of that value, or of 1 if it "
+        "is smaller."
         f"{engines}{longer}"
     )
 

@@ -352,11 +352,11 @@ def _known(program: ProgramFacts, runs: Sequence[RunResult]) -> list[Known]:
         found.append(
             Known(
                 "weights that rounding decides",
-                f"{', '.join(map(repr, paths[:3]))}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}: one "
-                "device's own end as far apart, if the first weights change in their last bit. A gradient that is zero "
-                "but for rounding (of a bias before BatchNormalization) does that, under an optimizer that divides it "
-                "by its size (Adam).",
-                "They are not judged. Leave such a bias out (`use_bias=False`), or compare with SGD.",
+                f"{', '.join(map(repr, paths[:3]))}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}: two "
+                "runs on one device end as far apart if their first weights differ in the last bit. A gradient that is "
+                "zero but for rounding does that (of a bias before BatchNormalization, or of the bias of an "
+                "attention's keys), under an optimizer that divides it by its size (Adam).",
+                "They are not judged. Compare with SGD to judge them.",
                 [f"{run.backend} {run.layout}" for run in rounded],
             )
         )

@@ -66,7 +66,7 @@ def _module_of(function: object) -> ModuleType:
 
 
 def writer(cls: type, name: str) -> type:
-    """Of a class and its bases, the one whose package wrote a method; a program may have put its own over it.
+    """The class, or base, whose package wrote a method; a program may have put its own over it.
 
     Args:
         cls: the class.

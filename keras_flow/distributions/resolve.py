@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from keras_flow import sbp
 from keras_flow.current import keras_places
 from keras_flow.layout import Layout
-from keras_flow.placements import Placement
 from keras_flow.sbp import PartialSum, Split
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def fit_layout(
             size = requested.placement.axis_size(axis)
             # axes split one after the other, so this one must divide what the axes before it leave
             if length % (kept * size):
-                give_up(axis, f"{path}: {_uneven(requested.placement, dim, length // kept, axis, size)}")
+                give_up(axis, f"{path}: {_uneven(dim, length, kept, axis, size)}")
             else:
                 kept *= size
     return Fitted(Layout(requested.placement, parts, requested.shape), tuple(reasons))
@@ -112,13 +111,15 @@ def _must_be_whole(capabilities: Capabilities, layer: keras.Layer | None, path: 
     return ""
 
 
-def _uneven(placement: Placement, dim: int, length: int, axis: str, size: int) -> str:
-    """The reason of a split that does not divide."""
+def _uneven(dim: int, whole: int, kept: int, axis: str, size: int) -> str:
+    """The reason of a split that does not divide; `kept` parts are those of the axes before."""
+    length = whole // kept
+    of = f"{length}" if kept == 1 else f"{length} (of its {whole}, cut in {kept} by the axes before)"
     # named in the warning, so that a user knows which length or placement would do
     best = max(n for n in range(1, size + 1) if length % n == 0)
     axes = f", or an axis of {best} ranks" if best > 1 else ""
     return (
-        f"dim {dim} of {length} does not divide by axis {axis!r} of {size} ranks "
+        f"dim {dim} of {of} does not divide by axis {axis!r} of {size} ranks "
         f"({-(-length // size) * size} would{axes}); broadcast on that axis"
     )
 

@@ -256,7 +256,7 @@ def on_preemption(callback: Callable[[], object], signals: Sequence[str] = SIGNA
         what they did before.
 
     Raises:
-        FlowError: not called from the main thread, another signal, or a callback is there already.
+        FlowError: not called from the main thread, no function, another signal, or a callback is there already.
 
     Example:
         >>> import keras_flow as kf
@@ -267,6 +267,8 @@ def on_preemption(callback: Callable[[], object], signals: Sequence[str] = SIGNA
     global _point
     if threading.current_thread() is not threading.main_thread():
         raise FlowError("kf.on_preemption handles signals, which Python does in the main thread: call it there")
+    if not callable(callback):
+        raise FlowError(f"kf.on_preemption takes a function without arguments, got {callback!r}")
     if _point is not None:
         raise FlowError("kf.on_preemption was called before in this program; do both things in one callback")
     if unknown := set(signals) - set(SIGNALS):

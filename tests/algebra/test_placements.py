@@ -44,8 +44,9 @@ def test_cuda_is_gpu() -> None:
     assert Placement([0], type="cuda").type == "gpu"
 
 
-def test_one_rank_and_any_sequence() -> None:
-    assert Placement(3).ranks == (3,)
+def test_any_sequence_and_no_number() -> None:
+    with pytest.raises(FlowError, match=r"write kf.Placement\(range\(4\)\) for four ranks, kf.Placement\(\[3\]\) for"):
+        Placement(3)
     assert Placement(range(2)).ranks == Placement((0, 1)).ranks == Placement(np.arange(2, dtype="int8")).ranks == (0, 1)
 
 
