@@ -297,7 +297,7 @@ class Gathered:
 
 
 def _note(step: RunningStep, whole: torch.Tensor, variable: keras.Variable, route: _Route) -> None:
-    if step.gathered is not None and whole.requires_grad:
+    if step.gathered is not None and torch.is_grad_enabled():  # a frozen one is kept for the gradient by its inputs
         where = whole.untyped_storage().data_ptr()
         step.gathered.sources[where] = whole, whole._version, variable._value, route
 

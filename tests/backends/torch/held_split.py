@@ -104,3 +104,36 @@ def a_weight_is_on_its_way_while_the_layer_before_it_computes() -> None:
             steps.append(events)
     # three layers forward; backward all but the first again, since nobody asks for the gradient of its inputs
     assert steps[0].endswith("gw*gw*gw*gwgw") and steps[1:] == ["gwg*wg*wg*wgw"] * 2, steps
+
+
+@check
+def frozen_weights_are_not_kept_whole_either() -> None:
+    """The gradient by a frozen layer's inputs needs its weight: it is gathered again, and not kept until then."""
+    import keras
+
+    import keras_flow as kf
+    from keras_flow.backends.torch import gathered_weights
+
+    kept, keep = [], gathered_weights.Gathered.keep
+
+    def noted(self: Any, tensor: Any) -> Any:
+        found = keep(self, tensor)
+        kept.append(isinstance(found, gathered_weights._Again))
+        return found
+
+    def trained(trainable: bool) -> tuple[list[np.ndarray], int]:
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(8, use_bias=False) for _ in range(3)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        layers[1].trainable = trainable
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        kept.clear()
+        model.train_on_batch(np.ones((8, 8), "float32"), np.ones((8, 8), "float32"))
+        return [np.asarray(value) for value in model.get_weights()], sum(kept)
+
+    one, _ = trained(False)
+    with kf.DataParallel(zero=3, zero_min_size=1).scope(), mock.patch.object(gathered_weights.Gathered, "keep", noted):
+        several, frozen = trained(False)
+        assert frozen == trained(True)[1] > 0, frozen
+    for value, expected in zip(several, one, strict=True):
+        np.testing.assert_allclose(value, expected, atol=2e-6)
