@@ -57,8 +57,9 @@ def _multiply(call: OperatorCall) -> Iterator[Signature]:
 @operators("divide", "true_divide")
 def _divide(call: OperatorCall) -> Iterator[Signature]:
     yield from elementwise(call)
-    if call.at("x1") == 0:
-        yield Signature((P, *[B] * (len(call.inputs) - 1)), (P,))
+    # parts divided by a zero of a tensor may be inf and nan (1/0 + 0/0), where the sum has inf
+    if call.at("x1") == 0 and call.at("x2") is None and call.option("x2") != 0:
+        yield Signature((P,), (P,))
 
 
 @operators("negative", "real", "imag", "conj", "stop_gradient")

@@ -217,6 +217,15 @@ def test_numbers_of_a_list_beside_partial_sums_count_once() -> None:
     assert kf.ops.stack([total, np.int32(1), 2]).numpy().tolist() == [6, 1, 2]
 
 
+@on_numpy
+def test_partial_sums_divided_by_zero_are_infinite() -> None:
+    """The parts would be 1/0 and 0/0, whose sum is nan."""
+    x = kf.tensor(np.array([1.0, -2.0], "float32"), placement=LINE, sbp="P")
+    for zero in (0, kf.zeros(2, placement=LINE, sbp="B")):
+        assert kf.ops.divide(x, zero).numpy().tolist() == [np.inf, -np.inf]
+    assert (x / 2).sbp == (sbp.partial_sum,)
+
+
 @on_engines
 def test_arrays_that_are_no_tensors() -> None:
     value = np.arange(24, dtype="float32").reshape(4, 6)
