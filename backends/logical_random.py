@@ -304,17 +304,14 @@ class _ElementDraw:
         """The draw of a shape, or None where the engine has a way of its own (or refuses).
 
         Args:
-            shape: of the draw, as the caller sees it: of its own rows, where it computes these alone. The first length
-                may be unknown: None, or a scalar of the program that is being traced.
+            shape: of the draw, as the caller sees it: of its own rows, where it computes these alone. Lengths may be
+                unknown: None, or a scalar of the program that is being traced.
             seed: the argument of a function of `keras.random`.
             inputs: what the draw is multiplied with, for a mask.
             noise_shape: the shape of the mask; None for lengths that are those of the inputs.
             is_whole: the draw is for all rows, wherever it is made.
         """
         lengths = tuple(int(length) if isinstance(length, int | np.integer) else length for length in shape)
-        # how many rows there are a graph may know only as it runs
-        if not all(isinstance(length, int) for length in lengths[1:]):
-            return None
         block = _block.get()
         if block is not None and block[0] == tuple(shape):
             return cls(backend().random_words(block[2]), RandomPart(*block[:2]))
@@ -369,13 +366,18 @@ def _part_of_microbatch(
     Draws of another length than the rows' are for all of them.
     """
     here = microbatch.current()
-    if here is None or is_whole or not shape or not isinstance(shape[0], int):
+    if here is None or is_whole or not shape or not has_known_lengths(shape):
         return None
     own = int(shape[0] if inputs is None else inputs.shape[0])
     if own % here.count or (inputs is not None and (shape[0] != own or has_one_mask(noise_shape, own))):
         return RandomPart.whole(shape)
     rows, slices = here.of(own)
     return RandomPart((rows, *shape[1:]), (slices, *(slice(0, length) for length in shape[1:])), rows=own)
+
+
+def has_known_lengths(shape: Sequence[object]) -> bool:
+    """Whether each length of a draw is a number, and none a scalar of a graph, which knows it only as it runs."""
+    return all(isinstance(length, int) for length in shape)
 
 
 def has_one_mask(noise_shape: Sequence[int | None] | None, own: int) -> bool:

@@ -17,6 +17,7 @@ from jax import lax
 from jax.core import Tracer
 
 from keras_flow import philox
+from keras_flow.backends import logical_random
 from keras_flow.backends.engine_records import RandomPart
 from keras_flow.errors import FlowError
 
@@ -25,7 +26,7 @@ def random_part(
     shape: tuple[int, ...], inputs: object, noise_shape: Sequence[int | None] | None, is_whole: bool
 ) -> RandomPart | None:
     """All elements: XLA leaves out what a rank does not use."""
-    if shape and not isinstance(shape[0], int):
+    if not logical_random.has_known_lengths(shape):
         return None  # the shapes of a step are known as it is traced: this is not one of its draws
     return RandomPart.whole(shape)
 

@@ -15,6 +15,7 @@ from tensorflow.python.ops import gen_stateless_random_ops_v2 as random_ops
 from tensorflow.python.ops import random_ops_util
 
 from keras_flow import philox
+from keras_flow.backends import logical_random
 from keras_flow.backends.engine_records import RandomPart
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.tensorflow import creation
@@ -124,19 +125,20 @@ def random_part(
     shape: tuple[int, ...], inputs: tf.Tensor | None, noise_shape: Sequence[int | None] | None, is_whole: bool
 ) -> RandomPart | None:
     """Which elements of a draw are made here: a replica's own rows; on a mesh a rank's rows."""
-    here = replica_math.rows()
+    here, distribution = replica_math.rows(), distribution_of_draw()
+    if not logical_random.has_known_lengths(shape):
+        # a graph takes batches of many shapes, of any on one rank; rows of unknown shape are drawn whole by each
+        lengths: list[Any] = list(shape)
+        if inputs is not None:
+            lengths = [tf.shape(inputs)[dim] if n is None else n for dim, n in enumerate(shape)]
+        if any(n is None for n in lengths):
+            return None
+        shape = tuple(n if isinstance(n, int) else tf.cast(n, "int32") for n in lengths)
+        if here is None:
+            return RandomPart.whole(shape, distribution and functools.partial(_whole, distribution=distribution))
     if here is not None:
         # an order of all rows is refused by the replica's own hook
         return None if is_whole else replica_math.part_of_draw(shape, inputs, noise_shape, here)
-    distribution = distribution_of_draw()
-    if shape and not isinstance(shape[0], int):
-        # the graph of a step of one rank, which takes batches of any length
-        known: Any = shape[0]
-        if known is None and inputs is not None:
-            known = tf.shape(cast("Any", inputs))[0]
-        if distribution is not None or known is None:
-            return None
-        return RandomPart.whole((cast("int", tf.cast(known, "int32")), *shape[1:]))
     if distribution is None:
         return RandomPart.whole(shape)
     view = view_of(distribution)
@@ -211,7 +213,7 @@ def _bits(words: tuple[Any, Any], tag: int, part: RandomPart, dtype: tf.DType) -
     # parts are whole rows, which are a range of counters; of a vector they may begin within one
     first = rows.start // 4 if len(lines) == 1 else rows.start * math.prod(lines[1:])
     last = philox.counters_of_line(rows.stop) if len(lines) == 1 else rows.stop * math.prod(lines[1:])
-    flat = _words_from(words, tag, tf.stack([tf.constant(first, "uint64"), words[1]]), last - first, dtype)
+    flat = _words_from(words, tag, tf.stack([tf.cast(first, "uint64"), words[1]]), last - first, dtype)
     if len(lines) == 1:
         return flat[rows.start - 4 * first : rows.stop - 4 * first]
     padded = tf.reshape(flat, [rows.stop - rows.start, *part.shape[1:-1], 4 * lines[-1]])

@@ -86,7 +86,7 @@ def random_part(
     shape: tuple[int, ...], inputs: torch.Tensor | None, noise_shape: Sequence[int | None] | None, is_whole: bool
 ) -> RandomPart | None:
     """Which elements of a draw this rank makes: its rows where it computes these alone, its block of a mask."""
-    if shape and not isinstance(shape[0], int):
+    if not logical_random.has_known_lengths(shape):
         return None  # tensors have shapes: this is a program being compiled
     step = current_step()
     if isinstance(inputs, DTensor):

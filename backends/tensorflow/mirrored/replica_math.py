@@ -299,6 +299,8 @@ def part_of_draw(
     shape: tuple[int, ...], inputs: tf.Tensor | None, noise_shape: Sequence[int | None] | None, here: ReplicaRows
 ) -> RandomPart | None:
     """The elements of a draw by logical index that a replica makes; None where its rows cannot be told."""
+    if shape and not isinstance(shape[0], int):
+        return None
     if inputs is not None and _is_for_all_rows(noise_shape, here):
         return RandomPart.whole(shape)
     if not _has_rows(list(shape), here.count):

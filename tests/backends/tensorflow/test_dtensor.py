@@ -190,12 +190,13 @@ def test_graphs_and_copies_live_as_long_as_their_steps(on_ranks) -> None:
 
 
 @sampling.one_in(2)
-def test_draws_of_many_numbers_of_rows(on_ranks) -> None:
-    """A draw must know its rows: those of the ninth number of rows and later ones were stock draws."""
+def test_draws_of_many_shapes(on_ranks) -> None:
+    """Those of the ninth number of rows, and of time steps that the graph of one rank does not know, are logical."""
 
     def program() -> None:
         import keras
         import numpy as np
+        import tensorflow as tf
 
         import keras_flow as kf
         from keras_flow.backends.tensorflow.trainer import MOST_TRACES
@@ -211,6 +212,20 @@ def test_draws_of_many_numbers_of_rows(on_ranks) -> None:
                 return [model.train_on_batch(x, x[:, :1], return_dict=True)["sum"] for x in steps]
 
         np.testing.assert_allclose(drawn(kf.Placement(range(4))), drawn(kf.Placement([0])), rtol=1e-5)
+
+        def fitted(placement: kf.Placement) -> list[float]:
+            keras.utils.set_random_seed(0)
+            with kf.DataParallel(placement, random="logical").scope():
+                dropouts = [keras.layers.Dropout(0.5, seed=1), keras.layers.SpatialDropout1D(0.5, seed=2)]
+                noise = [keras.layers.GaussianNoise(0.5, seed=3), keras.layers.GlobalAveragePooling1D()]
+                model = keras.Sequential([keras.layers.Input((None, 4)), *dropouts, *noise])
+                model.compile("sgd", "mse")
+                x = tf.data.Dataset.from_tensor_slices(np.ones((12, 7, 4), "float32")).batch(4)
+                # as padded batches are: of 5, 6 and 7 time steps
+                x = x.enumerate().map(lambda number, rows: (rows[:, : 5 + number], rows[:, 0]))
+                return model.fit(x, epochs=2, verbose=0).history["loss"]
+
+        np.testing.assert_allclose(fitted(kf.Placement(range(4))), fitted(kf.Placement([0])), rtol=1e-5)
 
     on_ranks("tensorflow")(program)
 
