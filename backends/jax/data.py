@@ -60,7 +60,7 @@ class Uneven:
         return np.asarray(self.__jax_array__()).astype(np.dtype(dtype or self.dtype))  # type: ignore[arg-type]
 
     def __jax_array__(self) -> jax.Array:
-        # run_eagerly computes it whole
+        # a step that is not jitted computes it whole
         return _whole_rows(self.sharding.mesh)(self)
 
     def tree_flatten(self) -> tuple[tuple[jax.Array], tuple[int, NamedSharding]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import jax
+from keras import tree
 from packaging.version import Version
 
 from keras_flow.backends import random_states
@@ -116,6 +117,27 @@ def step_state(
         kept = dict(zip(names, state, strict=True))
         model._jax_state = kept  # pyright: ignore[reportAttributeAccessIssue]
     return state
+
+
+@hook("keras.Model", "_make_function", "a step that is not jitted would see the padding of a batch")
+def make_function(
+    _: object,
+    original: Callable[..., object],
+    model: keras.Model,
+    step: Callable[..., object],
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """Hook on `JAXTrainer._make_function`: a step that is not jitted is given batches that do not divide as arrays."""
+
+    def array(leaf: object) -> object:
+        return leaf.__jax_array__() if isinstance(leaf, data.Uneven) else leaf
+
+    def of_arrays(state: object, batch: object) -> object:
+        return step(state, tree.map_structure(array, batch))
+
+    is_jitted = model.jit_compile and not model.run_eagerly
+    return original(model, step if is_jitted else of_arrays, *args, **kwargs)
 
 
 @hook(

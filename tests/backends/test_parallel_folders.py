@@ -225,7 +225,6 @@ NAMES = {
     "trainer": {
         "jit on_batch": "Keras's stock trainer does the rest on JAX",
         "step_state": "JAX ends the process where a step overwrites one array twice",
-        "make_function": "JAX jits Keras's own step function",
         "LoopSource": "an iterator of tf.data has threads, which end with it",
         "Steps MOST_TRACES functions_by_dtensor make_predict_function build build_for_prediction compile": (
             "a graph for each shape of batch"

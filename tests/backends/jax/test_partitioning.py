@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,3 +175,36 @@ def test_windows_that_the_axes_of_the_batch_split() -> None:
         placement, rules={**rules, "fifth/bias": {"model": kf.sbp.split(0)}}, batch_axes=("data", "model")
     )
     assert np.abs(predicted(distribution) - predicted(None)).max() <= 1e-5
+
+
+def _eager_steps() -> list[float]:
+    import keras
+
+    import keras_flow as kf
+
+    class Own(keras.Model):
+        def train_step(self, state: Any, data: Any) -> Any:
+            x, y = data
+            return {"ones": keras.ops.sum(y == 0), "last": x[-1, 0], "sum": keras.ops.sum(x[1:] * 2)}, state
+
+        def predict_step(self, state: Any, data: Any) -> Any:
+            return data[::2] + 0, state[1]
+
+    x, found = np.arange(26.0).reshape(13, 2), []
+    with kf.DataParallel().scope():
+        inputs = keras.Input((2,))
+        model = Own(inputs, keras.layers.Dense(1)(inputs))
+        for options in ({"run_eagerly": True}, {"jit_compile": False}):
+            model.compile("sgd", **options)
+            logs = model.fit(x, np.zeros(13), batch_size=13, shuffle=False, verbose=0).history
+            found += [
+                *(logs[name][0] for name in ("ones", "last", "sum")),
+                float(model.predict(x, batch_size=13, verbose=0).sum()),
+            ]
+    return [float(number) for number in found]
+
+
+def test_steps_that_are_not_jitted_see_arrays(on_ranks: Any) -> None:
+    """Thirteen rows on four ranks are padded; code of the user's own indexes and compares them as on one device."""
+    rows = [13.0, 24.0, 648.0, 175.0]
+    assert on_ranks("jax")(_eager_steps) == rows * 2
