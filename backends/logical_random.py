@@ -369,9 +369,11 @@ def _part_of_microbatch(
     if here is None or is_whole or not shape or not has_known_lengths(shape):
         return None
     own = int(shape[0] if inputs is None else inputs.shape[0])
-    if own % here.count or (inputs is not None and (shape[0] != own or has_one_mask(noise_shape, own))):
+    if own % here.count or (inputs is not None and has_one_mask(noise_shape, own)):
         return RandomPart.whole(shape)
     rows, slices = here.of(own)
+    if shape[0] not in (own, rows):  # a noise shape may name the rows of the whole batch
+        return RandomPart.whole(shape)
     return RandomPart((rows, *shape[1:]), (slices, *(slice(0, length) for length in shape[1:])), rows=own)
 
 

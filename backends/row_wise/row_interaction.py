@@ -74,6 +74,8 @@ _HUB = _names(
     TokenAndPositionEmbedding TransformerDecoder TransformerEncoder ViTEncoder ViTEncoderBlock
     ViTPatchingAndEmbedding"""
 )
+#: regularizers of activities whose sum over the parts of a batch is that of all rows
+_SUMS_OF_ROWS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 #: layers for which a tensor of fewer dims has no rows, or takes those for something else: an image alone, queries alone
 _LEAST_RANK = {**dict.fromkeys(_IMAGES, 4), "Attention": 3, "AdditiveAttention": 3}
 #: how layers may be quantized and still act row by row: their weights, and inputs by the largest element of each row.
@@ -109,8 +111,7 @@ def of_model(model: keras.Model) -> Interaction | None:
     """
     own_code.look_at_classes()
     found = of_layer(model)
-    own_step = getattr(type(model), "train_step", None) is not getattr(keras.Model, "train_step", None)
-    if found is not None and own_step:
+    if found is not None and models.has_own(model, "train_step"):
         parts = [layer for layer in model._layers if isinstance(layer, keras.Layer)]
         if parts and not _first(of_layer(layer) for layer in parts):
             return None
@@ -181,10 +182,13 @@ def assigns_weights(layer: keras.Layer) -> bool:
 def _of_itself(layer: keras.Layer) -> Interaction | None:
     found = _of_class(layer) if not models.has_stock_class(layer) else None
     found = found or _of_changes(layer)
-    if found is None and layer.activity_regularizer is not None:
-        text = f"layer {layer.name!r} has an activity regularizer, which is a sum over all rows"
-        return Interaction("added loss", text)
-    return found
+    regularizer = layer.activity_regularizer
+    if found is not None or regularizer is None:
+        return found
+    who = f"layer {layer.name!r} has an activity regularizer"
+    if type(regularizer) in _SUMS_OF_ROWS:
+        return Interaction("added loss", f"{who}, which is a sum over all rows")
+    return Interaction("unknown", f"{who} that is not known to be a sum over rows")
 
 
 def _of_class(layer: keras.Layer) -> Interaction | None:

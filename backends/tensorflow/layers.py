@@ -189,7 +189,7 @@ def _groups(
     if rows is None:
         raise FlowError(
             f'layer {layer.name!r}: batch_statistics="replica" needs the number of rows when a step is traced, and '
-            "this data has batches of many sizes; give batches of one size"
+            "an operation before the layer gives it a tensor of unknown length: let it have a static shape"
         )
     plan = distribution.batch_plan(rows)
     bounds = [plan.block(index) for index in range(plan.replicas)]

@@ -30,7 +30,7 @@ from keras_flow.backends.tensorflow.whole_step import WholeStep
 from keras_flow.current import loops
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import Trainer, compute_output_spec
-from keras_flow.current.models import distribution_of_functions, is_built
+from keras_flow.current.models import distribution_of_functions, has_own, is_built
 from keras_flow.errors import FlowError
 
 #: models whose `compile` was told `jit_compile=True`, in so many words
@@ -267,7 +267,7 @@ def build(model: keras.Model, data: object) -> None:
     So are its optimizer's: only the step knows which variables it gives to the optimizer.
     """
     optimizer = getattr(model, "optimizer", None)
-    own_step = type(model).train_step is not keras.Model.train_step
+    own_step = has_own(model, "train_step")
     if is_built(model) and (optimizer is None or optimizer.built or own_step) and _compiled_parts_are_built(model):
         return
     # KerasTensors instead of values: nothing is computed to learn the shapes

@@ -276,9 +276,6 @@ def _split(
     return SplitLayer(tuple(rows), tuple(output), tuple(gradient), tuple(biases) if len(weights) > 1 else ())
 
 
-# ---- normalisation
-
-
 # ---- attention
 
 

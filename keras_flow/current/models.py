@@ -149,6 +149,12 @@ def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.O
     return [optimizer, *(each for inner in inside for each in with_inner(inner))]
 
 
+def has_own(model: keras.Layer, *names: str) -> bool:
+    """Whether one of these methods of a model is not Keras's: its class has another, or it was set on the model."""
+    stock = keras.Model
+    return any(name in vars(model) or getattr(type(model), name, None) is not getattr(stock, name) for name in names)
+
+
 def graph_of(model: keras.Layer) -> Any:
     """The functional model whose graph a model is: itself, or the one inside a Sequential; None for other layers."""
     graph = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model

@@ -49,7 +49,7 @@ def refuse_rows_that_interact(calls: CallGraph, lanes: int, statistics: str, who
             interaction = row_interaction.of_layer(unit)
             if interaction is None or isinstance(unit, keras.layers.BatchNormalization):
                 continue
-            # what an activity regularizer gives is a mean over rows: it is weighted by those of a micro-batch
+            # what Keras's activity regularizers give is a mean over rows: it is weighted by those of a micro-batch
             if interaction.kind == "added loss" and unit.activity_regularizer is not None:
                 continue
             if interaction.kind not in ("own code", "function", "quantization", "unknown"):
@@ -119,7 +119,7 @@ def refuse_other_updates(model: Any, who: str) -> None:
 def refuse_own_steps(model: Any) -> None:
     """Refuse a model with a training step of its own, which computes a whole batch."""
     for name in ("train_step", "compute_loss", "test_step", "predict_step"):
-        if getattr(type(model), name) is not getattr(keras.Model, name):
+        if models.has_own(model, name):
             raise FlowError(
                 f"model {model.name!r} has a {name} of its own, which computes a whole batch; a pipeline computes "
                 "it in stages and micro-batches. Give the loss to `compile`, or train it under kf.DataParallel or "

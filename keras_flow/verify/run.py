@@ -19,7 +19,7 @@ from rich.progress import track
 
 from keras_flow.backends import random_states, symbolic
 from keras_flow.backends.active import backend
-from keras_flow.current import keras_places, models
+from keras_flow.current import models
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
@@ -186,8 +186,7 @@ def _check(model: keras.Model, batch: Batch, distribution: FlowDistribution) -> 
             symbolic.outputs(model, batch.x)
     if not model.compiled:
         raise FlowError(f"model {model.name!r} is not compiled: verify needs its loss. Call model.compile(...) first")
-    # Keras defines `train_step` in a module of its backend, a user anywhere else
-    own_step = not keras_places.is_of_keras(type(model).train_step)
+    own_step = models.has_own(model, "train_step")
     if own_step:
         if others := _other_optimizers(model):
             raise FlowError(

@@ -437,6 +437,15 @@ def test_numba_that_is_of_no_use(how: str, monkeypatch: pytest.MonkeyPatch) -> N
         philox._compiled.cache_clear()
 
 
+def test_a_mask_that_names_the_rows_is_that_of_the_micro_batch() -> None:
+    from keras_flow.backends import logical_random
+    from keras_flow.current import microbatch
+
+    with microbatch.computing(microbatch.Microbatch(start=4, count=2, rows=8)):
+        part = logical_random._part_of_microbatch((8, 3), np.zeros((2, 3)), (8, 3), False)
+    assert part is not None and part.shape == (8, 3) and part.slices[0] == slice(4, 6)
+
+
 def test_by_default_draws_are_logical(four_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import keras_flow as kf
 

@@ -59,7 +59,7 @@ REFUSED: dict[tuple[str, str], str] = {
 #: what `strategy="mirrored"` refuses besides: case -> a part of the error
 REFUSED_MIRRORED = {
     "subclassed": "rows may interact in layer 'penalised' (Penalised), and a replica sees its own rows only",
-    "adversaries": "has its own train_step or test_step",
+    "adversaries": "has its own train_step",
 }
 #: what one device computes for all ranks: (backend, feature) -> why
 ONE_DEVICE = {

@@ -121,8 +121,13 @@ def reduce_values(
     reduction: str | None = "sum_over_batch_size",
 ) -> object:
     """Hook on `losses.reduce_values`: divide the replica's sum by the count of all replicas."""
+    # whose log is a mean, its gradient that of a sum: terms beside it would count once for each row
     if reduction in (None, "none"):
-        return original(values, sample_weight, reduction)
+        raise FlowError(
+            'strategy="mirrored": a loss with reduction=None has a number for each row, of which a replica has its own '
+            'alone; take reduction="sum" (the same gradient), or the default strategy (kf.DataParallel() without '
+            "strategy)"
+        )
     # Keras leaves values of shape [0] as they are, which a replica without rows has
     if reduction == "sum":
         return ops.sum(values) if tuple(values.shape) == (0,) else original(values, sample_weight, reduction)
@@ -247,6 +252,7 @@ def dropout(
     lengths = cast("Sequence[int]", ops.shape(inputs))
     asked = noise_shape or [None] * len(lengths)
     shape = [length if value is None else value for length, value in zip(lengths, asked, strict=True)]
+    shape = _with_own_rows(shape, inputs, here)
     if _is_for_all_rows(noise_shape, here):
         noise = tf.random.stateless_uniform(shape, seed=words, dtype=inputs.dtype)
     else:
@@ -303,11 +309,22 @@ def part_of_draw(
         return None
     if inputs is not None and _is_for_all_rows(noise_shape, here):
         return RandomPart.whole(shape)
+    if inputs is not None:
+        shape = tuple(_with_own_rows(shape, inputs, here))
     if not _has_rows(list(shape), here.count):
         return RandomPart.whole(shape)
     times = shape[0] // here.count if here.count else 0
     rows = slice(here.first * times, (here.first + here.count) * times)
     return RandomPart((here.total * times, *shape[1:]), (rows, *(slice(0, length) for length in shape[1:])))
+
+
+def _with_own_rows(shape: Sequence[int], inputs: tf.Tensor, here: ReplicaRows) -> list[int]:
+    """The shape of a mask; where the user names the rows of the logical batch, with those of this replica."""
+    if not shape or inputs.shape[0] is None:
+        return list(shape)
+    own: int = inputs.shape[0]
+    logical = own * here.total // here.count if here.count else here.total
+    return [own if shape[0] == logical else shape[0], *shape[1:]]
 
 
 def _has_rows(shape: list, count: int) -> bool:

@@ -29,7 +29,7 @@ from keras_flow.backends.tensorflow.trainer import (
     predicted,
 )
 from keras_flow.current.distribution import Distribution, as_under
-from keras_flow.current.models import distribution_of_functions, with_inner
+from keras_flow.current.models import distribution_of_functions, has_own, with_inner
 from keras_flow.errors import FlowError
 from keras_flow.layout import balanced
 
@@ -148,15 +148,22 @@ def _refuse_what_mixes_rows(model: keras.Model) -> None:
     Raises:
         FlowError: a layer, operation or step that is not Keras's own or works along the rows.
     """
-    # such a step may gather, index or compare rows by itself, which nothing here can see
-    if type(model).train_step is not keras.Model.train_step or type(model).test_step is not keras.Model.test_step:
-        raise FlowError(f'strategy="mirrored": model {model.name!r} has its own train_step or test_step; {_INSTEAD}')
+    # such a method may gather, index or compare rows by itself, which nothing here can see
+    for name in ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics"):
+        if has_own(model, name):
+            raise FlowError(f'strategy="mirrored": model {model.name!r} has its own {name}; {_INSTEAD}')
     for layer in model._flatten_layers():
         interaction = row_interaction.of_layer_itself(layer)
         if interaction is not None and interaction.kind != _EXACT:
             raise FlowError(
                 f'strategy="mirrored": rows may interact in layer {layer.name!r} ({type(layer).__name__}), and a '
                 f"replica sees its own rows only ({interaction.text}); {_INSTEAD}"
+            )
+        # eager replicas take turns, and a layer keeps the losses of its last call alone
+        if interaction is not None and model.run_eagerly:
+            raise FlowError(
+                f'strategy="mirrored" with run_eagerly=True: {interaction.text}, and a replica would take that of '
+                f"another; compile the model without run_eagerly, or {_INSTEAD}"
             )
         # the graph of a functional model has operations that belong to no layer
         for interaction in row_operations.of_operations(layer):

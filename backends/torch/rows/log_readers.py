@@ -18,13 +18,14 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as torch_distributed
 from keras import callbacks as keras_callbacks
-from keras import models, tree
+from keras import tree
 
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch import layouts
 from keras_flow.backends.torch.step import RunningStep, current_step
 from keras_flow.current import loops
 from keras_flow.current.keras_places import is_default
+from keras_flow.current.models import has_own
 from keras_flow.placements import Placement
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def metrics_result(
 
 
 def _who_reads(loop: loops.Loop) -> int:
-    if any(getattr(type(loop.model), name) is not getattr(models.Model, name) for name in _STOCK):
+    if has_own(loop.model, *_STOCK):
         return _CALLBACK
     callbacks: Any = loop.given.get("callbacks")
     if isinstance(callbacks, keras_callbacks.CallbackList):

@@ -34,6 +34,7 @@ KIND: dict[str, tuple[Callable[[], keras.Layer], str]] = {
     "attention between rows": (lambda: attention(attention_axes=(0,)), "along rows"),
     "attention between rows, from the last dim": (lambda: attention(attention_axes=(-4,)), "along rows"),
     "groups of rows": (lambda: of_eight(layers.GroupNormalization(2, axis=-2)), "along rows"),
+    "a regularizer of one's own": (lambda: dense(activity_regularizer=lambda x: keras.ops.max(x)), "unknown"),
     "a constant with rows": (lambda: of_constant(keras.ops.ones((8, 4))), "shape"),
     "a constant of rows": (lambda: of_constant(keras.ops.ones((8,))), "shape"),
 }
@@ -221,6 +222,20 @@ def test_a_call_decides_by_its_rank() -> None:
     assert row_interaction.of_call(flip, (np.ones((6, 8, 8, 3)),), {}) is None
     image = row_interaction.of_call(flip, (np.ones((8, 8, 3)),), {})
     assert image is not None and "takes a tensor of 3 dims for one sample" in image.text
+
+
+def test_a_step_that_is_set_on_a_model_is_its_own() -> None:
+    """It sees logical tensors, as that of a class does: what its layers do alone matters."""
+
+    class Own(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = dense()
+
+    model = Own()
+    assert row_interaction.of_model(model) is not None
+    model.train_step = lambda data: {}  # type: ignore[method-assign]
+    assert row_interaction.of_model(model) is None
 
 
 def test_a_mask_of_queries_and_keys_has_no_rows() -> None:

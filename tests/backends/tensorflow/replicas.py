@@ -32,12 +32,21 @@ def replicas_of_changed_layers() -> None:
         call = model.layers[0].call
         model.layers[0].call = lambda x: call(x) - ops.mean(x, axis=0)[:5]
 
+    def eager(model: keras.Model) -> None:
+        model.layers[0].activity_regularizer = keras.regularizers.L2()
+        model.run_eagerly = True
+
     changes = {
         "the method '_int8_call'": patched_class,
         "a custom activation function": activated,
         "the method 'call'": called,
         "along dimension 0": lambda model: setattr(model.layers[1], "axis", 0),
         "quantized to float8": lambda model: setattr(model.layers[0], "dtype_policy", "float8_from_float32"),
+        "not known to be a sum over rows": lambda model: setattr(
+            model.layers[0], "activity_regularizer", keras.regularizers.OrthogonalRegularizer()
+        ),
+        "has its own compute_loss": lambda model: setattr(model, "compute_loss", lambda **_: ops.mean(model(x))),
+        "with run_eagerly=True": eager,
     }
     for text, change in changes.items():
         with contextlib.ExitStack() as stack, kf.DataParallel(strategy="mirrored").scope():
@@ -96,6 +105,9 @@ def replicas_of_losses_that_compare_rows() -> None:
         assert "metric 'dice' works along dimension 0" in said, said
         model.compile("sgd", "crossentropy", metrics=["accuracy"], weighted_metrics=weighted)
         model.fit(x, y, batch_size=8, verbose=0)
+        model.compile("sgd", losses.MeanSquaredError(reduction=None))
+        said = str(_refusal(lambda: model.fit(x, y, batch_size=8, verbose=0)))
+        assert "a loss with reduction=None" in said, said
 
 
 def replicas_of_data_in_other_structures() -> None:
@@ -115,6 +127,24 @@ def replicas_of_data_in_other_structures() -> None:
     assert len(steps._functions) == MOST_TRACES
 
 
+def replicas_of_masks_that_name_the_rows() -> None:
+    """A noise shape may have the rows of the batch; a replica, also one without rows, takes its own."""
+
+    def losses(distribution: kf.DataParallel, rows: int) -> list[float]:
+        keras.utils.set_random_seed(0)
+        with distribution.scope():
+            masks = [keras.layers.Dropout(0.5, (rows, *inner), seed=3) for inner in ((1, 4), (5, 1))]
+            model = keras.Sequential([keras.Input((5, 4)), *masks, keras.layers.Flatten(), keras.layers.Dense(2)])
+            model.compile("sgd", "mse")
+            data = np.ones((rows, 5, 4), "float32"), np.ones((rows, 2), "float32")
+            return [model.train_on_batch(*data) for _ in range(2)]
+
+    for random, rows in (("logical", 8), ("logical", 3), ("stock", 8), ("stock", 7)):
+        wanted = losses(kf.DataParallel(kf.Placement([0]), random=random), rows)
+        found = losses(kf.DataParallel(strategy="mirrored", random=random), rows)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=f"{random}, {rows}")
+
+
 def _refusal(act: Callable[[], object]) -> kf.FlowError | None:
     try:
         act()
@@ -129,5 +159,6 @@ PROGRAMS = {
         replicas_of_changed_layers,
         replicas_of_losses_that_compare_rows,
         replicas_of_data_in_other_structures,
+        replicas_of_masks_that_name_the_rows,
     )
 }

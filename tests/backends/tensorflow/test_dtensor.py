@@ -15,6 +15,7 @@ NAMES = (
     "replicas_of_changed_layers",
     "replicas_of_losses_that_compare_rows",
     "replicas_of_data_in_other_structures",
+    "replicas_of_masks_that_name_the_rows",
     "replicas_without_rows",
     *(f"losses_without_rows, {each}" for each in ("sum", "sum_over_batch_size", "mean", "mean_with_sample_weight")),
     "copies_of_many_dims",
