@@ -104,7 +104,7 @@ def _searched(
     chunks = len(places) // ranks
     each = Costs.of(costs, len(places), chunks, message)
     least = bound(ranks, microbatches, costs, chunks)
-    yield from _shortest(places, microbatches, each, [int(room * chunks)] * ranks, least)
+    yield from _shortest(places, microbatches, each, [int(min(room, microbatches) * chunks)] * ranks, least)
 
 
 def _shortest(

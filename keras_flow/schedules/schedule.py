@@ -204,7 +204,9 @@ def from_csv(source: str | Path, name: str = "") -> Schedule:
         Schedule(ranks=2, stages=2, microbatches=1)
     """
     text = source if isinstance(source, str) and "\n" in source else _read(Path(source))
-    orders = [[action for cell in row for action in _actions(cell)] for row in csv.reader(io.StringIO(text)) if row]
+    # a line in between is of a rank, also where it is empty
+    rows = csv.reader(io.StringIO(text.strip("\r\n") + "\n"))
+    orders = [[action for cell in row for action in _actions(cell)] for row in rows]
     return Schedule(orders, name)
 
 

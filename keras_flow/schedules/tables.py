@@ -102,7 +102,8 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
 def zb1p(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
     """1F1B whose backward passes are split: W fills what was idle (Qi et al., 2023, arXiv:2401.10241).
 
-    With F = I = W a step takes 3mF + (p - 1)F / v, and a rank holds as many micro-batches as in `one_f_one_b`, or p.
+    With F = I = W and m >= p a step takes 3mF + (p - 1)F / v. A rank holds as many micro-batches as in `one_f_one_b`,
+    or p.
 
     Args:
         ranks: how many.
@@ -123,8 +124,8 @@ def zb1p(ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
 def zbv(ranks: int, microbatches: int) -> Schedule:
     """A V: rank r has the stages r and 2p - 1 - r, so the last stage is on the first rank (Qi et al., 2024).
 
-    With F = I = W a step takes 3mF + (p - 1)F / 2, and each rank holds at most p micro-batches ("V-ZB" of
-    arXiv:2405.15362). The first and the last stage are on one rank: tied embeddings need no message.
+    With F = I = W and m >= 2p - 1 a step takes 3mF + (p - 1)F / 2, and each rank holds at most p micro-batches ("V-ZB"
+    of arXiv:2405.15362). The first and the last stage are on one rank: tied embeddings need no message.
 
     Args:
         ranks: how many; each has two stages.

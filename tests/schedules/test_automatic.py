@@ -45,6 +45,7 @@ def test_little_memory() -> None:
     small = schedules.auto(4, 8, memory=2)
     assert max(map(small.peak, range(4))) <= 2
     assert small.makespan() > schedules.one_f_one_b(4, 8).makespan()
+    assert schedules.auto(2, 4, memory=float("inf")).makespan() == schedules.auto(2, 4, memory=4).makespan()
     with pytest.raises(FlowError, match=r"holds at most memory=0.5 micro-batches on each of 4 ranks; 1f1b holds 4"):
         schedules.auto(4, 8, memory=0.5)
 

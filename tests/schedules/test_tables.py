@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from keras_flow import schedules
+from keras_flow.errors import FlowError
 from keras_flow.schedules import Schedule
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +104,9 @@ def test_a_schedule_comes_back_from_its_file(tmp_path: Path) -> None:
     assert schedules.from_csv(tmp_path / "zbv.csv").orders == made.orders
     with_messages = "\n".join(",".join(map(str, order)) for order in made.lowered()) + "\n"
     assert schedules.from_csv(with_messages).orders == made.orders
+    assert schedules.from_csv("\n0F0,0B0\n1F0,1B0\n\n\n").ranks == 2
+    with pytest.raises(FlowError, match=r"ranks \[1\] have none"):  # which is not left out, as if rank 2 were it
+        schedules.from_csv("0F0,0B0\n\n1F0,1B0\n")
 
 
 def test_pictures() -> None:
