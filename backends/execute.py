@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any, cast
 
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.rendezvous import meeting
@@ -29,7 +30,7 @@ def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> Mapping[int, obje
         rank -> array of the target layout's local shape, for the ranks that this process drives.
 
     Raises:
-        FlowError: a rank outside the world, a shard that is missing or has another shape.
+        FlowError: a rank outside the world, a shard that is missing or has another shape, or dtype than the plan.
     """
     engine = tensor_engine()
     world = engine.world()
@@ -40,7 +41,13 @@ def execute(plan: BoxingPlan, shards: Mapping[int, object]) -> Mapping[int, obje
             f"the boxing plan names ranks {outside}; the world has {world.size} ranks, 0 to {world.size - 1}"
         )
     if getattr(shards, "layout", None) != plan.source:  # an engine's own mapping knows what its shards are of
-        check_shards(plan.source, shards, [rank for rank in plan.source.placement.ranks if rank in world.local_ranks])
+        here = [rank for rank in plan.source.placement.ranks if rank in world.local_ranks]
+        check_shards(plan.source, shards, here)
+        dtypes: list[Any] = [cast(Any, shards[rank]).dtype for rank in here]
+        found = {getattr(dtype, "name", "") or str(dtype).rpartition(".")[2] for dtype in dtypes}
+        # a rank that only receives would take the bytes for other numbers
+        if found - {plan.dtype}:
+            raise FlowError(f"the boxing plan is of {plan.dtype}, the shards are of {', '.join(sorted(found))}")
     if world.process_count > 1 and _needs_others(plan):
         meeting.meet(_in_words(plan), waits=True)
     else:

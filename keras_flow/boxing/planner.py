@@ -13,6 +13,7 @@ exists for every pair and reaches the lower bound. `preferred` says which is tak
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -60,7 +61,7 @@ def plan(source: Layout, target: Layout, dtype: object = "float32", *, topology:
         )
     itemsize(dtype)
     name = str(dtype) if isinstance(dtype, str) else np.dtype(dtype).name  # type: ignore[arg-type]
-    fewest = _of_fewest_bytes(source, target, name)
+    fewest = _of_fewest_bytes(source, target, name, (source.placement.axis_names, target.placement.axis_names))
     if topology is None:
         return fewest
     candidates = [fewest, *(BoxingPlan(source, target, name, steps) for steps in _chains_by_axis(source, target))]
@@ -77,8 +78,12 @@ def plan(source: Layout, target: Layout, dtype: object = "float32", *, topology:
     return replace(best, chosen=note)
 
 
-def _of_fewest_bytes(source: Layout, target: Layout, dtype: str) -> BoxingPlan:
-    """The plan that receives the fewest bytes. Candidates that cannot be the preferred one are not made."""
+@functools.lru_cache(maxsize=1024)  # a training loop plans each change once
+def _of_fewest_bytes(source: Layout, target: Layout, dtype: str, names: object) -> BoxingPlan:
+    """The plan that receives the fewest bytes. Candidates that cannot be the preferred one are not made.
+
+    `names` are those of axes, by which equal placements may differ: a plan is kept for each.
+    """
     if not Exchange(source, target).same_placement:
         return _of_slices(source, target, dtype)
     # axis names and the device type may still differ; ranks keep their shards

@@ -314,7 +314,6 @@ def change_layout(tensor: GlobalTensor, target: Layout) -> GlobalTensor:
     """
     if target == tensor.layout:
         return tensor
-    # cached by layouts: a training loop plans each change once
     plan = boxing.plan(tensor.layout, target, tensor.dtype)
     if (recorder := dry_run.recorder()) is not None:
         recorder.record_boxing(plan)
