@@ -95,7 +95,7 @@ def all_reduce(group: Group, values: Values, op: str) -> Pending:
     shape, count = shape_of(first), len(group.ranks)
     if count == 1 or 0 in shape:
         return Pending(lambda: values)
-    kind = "sum" if op == "mean" else op
+    kind, values = _of_mean(op, values, count)
     begun = engine.native("all_reduce", group.ranks, values, kind)
     if begun is None:
         parts = balanced(elements(shape), count)
@@ -103,20 +103,34 @@ def all_reduce(group: Group, values: Values, op: str) -> Pending:
         whole = engine.gather_all(group.ranks, reduced, parts).results()
         shaped = reshaped(whole, shape)
         begun = Pending(lambda: shaped)
-    return begun if op != "mean" else _then(begun, lambda value: value / count)
+    return begun if kind == op or _is_half(first) else _then(begun, lambda value: value / count)
 
 
 def reduce_scatter(group: Group, flat: Values, op: str, parts: Sequence[int]) -> Pending:
     """Reduce flat tensors over the ranks, and leave each rank its part."""
     engine, count = tensor_engine(), len(group.ranks)
-    kind = "sum" if op == "mean" else op
+    is_half = _is_half(next(iter(flat.values())))
+    kind, flat = _of_mean(op, flat, count)
     got = engine.exchange(group.ranks, flat, Counts.of([list(parts)] * count))
 
     def folded(value: Any) -> Any:
         reduced = engine.fold(engine.reshape(value, (count, shape_of(value)[0] // count)), kind)
-        return reduced / count if op == "mean" else reduced
+        return reduced if kind == op or is_half else reduced / count
 
     return _then(got, folded)
+
+
+def _is_half(value: Any) -> bool:
+    """Whether a sum of it may be out of range where the mean is not."""
+    return dtype_name(value) == "float16"
+
+
+def _of_mean(op: str, values: Values, count: int) -> tuple[str, Values]:
+    """What is reduced, and how, for a mean; of float16 the parts of the mean are, as torch does it."""
+    if op != "mean":
+        return op, values
+    is_half = _is_half(next(iter(values.values())))
+    return "sum", on_each(values, lambda value: value / count) if is_half else values
 
 
 def gather(group: Group, flat: Values, parts: Sequence[int]) -> Pending:

@@ -135,14 +135,17 @@ class DistributedDataParallel:
         """Gradients that were computed in another way, averaged over the ranks; not on torch, whose hooks do it.
 
         Args:
-            gradients: the gradients of this rank, by `module.trainable_weights`.
+            gradients: the gradients of this rank, by `module.trainable_weights`; None, of an unused weight, is 0.
 
         Raises:
             FlowError: the engine has averaged them already.
         """
         if self._replica.averages:
             raise FlowError("loss.backward() has averaged the gradients already; leave out ddp.average")
-        found = list(gradients)
+        found = [
+            keras.ops.zeros(weight.shape, weight.dtype) if each is None else each
+            for each, weight in zip(gradients, self.module.trainable_weights, strict=True)
+        ]
         if self._kept is not None:
             found = [kept + new for kept, new in zip(self._kept, found, strict=True)]
         self._kept = None if self._is_synced else found

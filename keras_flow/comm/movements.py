@@ -243,7 +243,8 @@ def scatter(
     """
     if (shape is None) != (dtype is None):
         raise FlowError("kf.comm.scatter takes shape and dtype, or neither: then the rank that gives tells them")
-    engine, how = tensor_engine(), (src, shape and tuple(shape), dtype)
+    shape = None if shape is None else tuple(shape)
+    engine, how = tensor_engine(), (src, shape, dtype)
     own = x if src in engine.world().local_ranks else None  # of the others nothing counts
     if dtype is not None and (run := repeated.find("scatter", how, group, own)):
         return run(own)
@@ -257,7 +258,7 @@ def scatter(
     if src in given:
         lists = Group(members.ranks, (src,), members.order).lists({src: given[src]}, "scatter")
     if shape is not None and dtype is not None:
-        name, shapes = standard_name(dtype), [tuple(shape)] * count
+        name, shapes = standard_name(dtype), [shape] * count
         words = f"scatter from {src}{members.order_in_words} of "
         said = dict.fromkeys(given, f"{words}{name}{list(shape)}")
         if lists:  # what they have, so that all ranks are told when it is something else

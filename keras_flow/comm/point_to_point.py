@@ -29,8 +29,8 @@ from keras_flow.tensors.dtypes import standard_name
 
 #: words of 32 bits that tell the dtype and shape of what will be sent
 _NAME_WORDS, _WORDS = 4, 16
-#: a message between two ranks, of whatever tensor
-_CALL = "send"
+#: a message between two ranks, of whatever tensor: what is told comes first, and must not be taken for the tensor
+_TOLD, _KNOWN = "send that tells dtype and shape", "send of a dtype and shape that both know"
 
 
 def send(x: object, dst: int, send_meta: bool = True) -> None:
@@ -64,7 +64,7 @@ def send(x: object, dst: int, send_meta: bool = True) -> None:
     else:
         source = min(local)
     _check_other(dst, "send", "dst")
-    _meet(source, dst)
+    _meet(source, dst, _TOLD if send_meta else _KNOWN)
     value = as_tensor(x, source, "send")
     if not send_meta and (run := repeated.keep("send", (dst,), None, _pair(source, dst, source), {source: value})):
         run(value)
@@ -95,7 +95,8 @@ def recv(src: int, shape: tuple[int, ...] | None = None, dtype: str | None = Non
         >>> if kf.env.process_count() > 1:  # between processes only
         ...     kf.comm.send([1, 2], dst=1) if kf.env.get_rank() == 0 else kf.comm.recv(src=0)
     """
-    how = (src, shape and tuple(shape), dtype)
+    shape = None if shape is None else tuple(shape)
+    how = (src, shape, dtype)
     if dtype is not None and rank is None and (run := repeated.find("recv", how, None, None)):
         return run(None)
     engine = tensor_engine()
@@ -109,7 +110,7 @@ def recv(src: int, shape: tuple[int, ...] | None = None, dtype: str | None = Non
     if (shape is None) != (dtype is None):
         raise FlowError("kf.comm.recv takes shape and dtype, or neither: then the sender tells them")
     _check_other(src, "recv", "src")
-    _meet(src, rank)
+    _meet(src, rank, _TOLD if shape is None else _KNOWN)
     if shape is not None and dtype is not None:
         if run := repeated.keep("recv", how, None, _pair(src, rank, rank), {rank: None}):
             return run(None)
@@ -130,12 +131,13 @@ def _check_other(rank: int, call: str, name: str) -> None:
         raise FlowError(f"kf.comm.{call}: {name}={rank} is a rank of this process: there is nothing to send")
 
 
-def _meet(source: int, target: int) -> None:
-    """Let the two processes meet before the first message from one rank to the other."""
+def _meet(source: int, target: int, call: str) -> None:
+    """Let the two processes meet before the first message of this kind from one rank to the other."""
     count_call(_processes(source, target))
-    if not is_compared((source, target), _CALL):
-        meeting.meet_some(f"kf.comm.send from rank {source} to rank {target}, and its recv", _processes(source, target))
-        note_compared((source, target), _CALL)
+    if not is_compared((source, target), call):
+        words = f"kf.comm.{call}, from rank {source} to rank {target}, and its recv"
+        meeting.meet_some(words, _processes(source, target))
+        note_compared((source, target), call)
 
 
 def _processes(*ranks: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import LISTED, Pending
 from keras_flow.backends.rendezvous import meeting
-from keras_flow.comm.group import Group, count_call, forget_compared, processes_of
+from keras_flow.comm.group import Group, count_call, dtype_name, forget_compared, processes_of
 from keras_flow.comm.work import Work
 from keras_flow.placements import Placement
 from keras_flow.tensors.dtypes import numpy_dtype, standard_name
@@ -137,6 +137,8 @@ def begin_anew() -> None:
 
 def _made(call: str, how: tuple[Any, ...], members: Group, rank: int, given: Any, async_op: bool) -> Run | None:
     engine, like, is_mean = tensor_engine(), given, how[:1] == ("mean",)
+    if is_mean and dtype_name(given[0] if isinstance(given, list) else given) == "float16":
+        return None  # which is divided before it is added up
     if call == "barrier":
         like = engine.put(np.zeros(1, "int32"), rank)
     elif call in ("scatter", "recv"):

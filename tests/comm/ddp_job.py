@@ -185,6 +185,17 @@ def everything() -> None:
     shared_before(3, check("statistics", statistics, mse))
     if keras.backend.backend() == "torch":
         calls_share_statistics()
+    else:
+        average_without_a_gradient()
+
+
+def average_without_a_gradient() -> None:
+    """As a tape gives it of a weight that is not used."""
+    model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(2, use_bias=False)])
+    ddp = kf.DistributedDataParallel(model)
+    gradient = keras.ops.ones((5, 2)) * (1 + kf.env.get_rank())
+    np.testing.assert_allclose(values(ddp.average([gradient]))[0], (1 + kf.env.get_world_size()) / 2)
+    np.testing.assert_allclose(values(ddp.average([None]))[0], np.zeros((5, 2)))
 
 
 def calls_share_statistics() -> None:

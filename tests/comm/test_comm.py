@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import keras_flow as kf
 from keras_flow.backends.engines import that_train
-from keras_flow.comm import group, objects, repeated
+from keras_flow.comm import group, objects, point_to_point, repeated
 from keras_flow.launch.environment import free_port
 from tests import sampling
 from tests.comm import cases
@@ -144,6 +145,50 @@ def test_what_is_refused(on_ranks) -> None:
                 call()
 
     on_ranks("jax")(program)
+
+
+def test_a_mean_of_half_precision_is_in_range_where_the_sum_is_not(on_ranks) -> None:
+    def program() -> None:
+        given = {rank: np.full(4, 30000, "float16") for rank in range(4)}
+        lists = {rank: [np.full(1, 30000, "float16")] * 4 for rank in range(4)}
+        for found in (
+            kf.comm.all_reduce(given, "mean"),
+            {0: kf.comm.reduce(given, 0, "mean")[0]},
+            kf.comm.reduce_scatter(lists, "mean"),
+            kf.comm.reduce_scatter_tensor(given, "mean"),
+        ):
+            for value in found.values():
+                assert set(np.asarray(value).tolist()) == {30000}
+
+    on_ranks("jax")(program)
+
+
+def test_a_plan_takes_shards_of_its_dtype(on_ranks) -> None:
+    def program() -> None:
+        source, target = (kf.Layout(kf.Placement(ranks), "S(0)", (4,)) for ranks in ([0, 1], [2, 3]))
+        shards = {rank: np.ones(2, "int32") for rank in (0, 1)}
+        with pytest.raises(kf.FlowError, match="the boxing plan is of float32, the shards are of int32"):
+            kf.boxing.execute(kf.boxing.plan(source, target), shards)
+
+    on_ranks("jax")(program)
+
+
+def test_a_send_that_tells_its_shape_meets_no_recv_that_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    engine = mock.Mock(world=lambda: mock.Mock(size=2, local_ranks=(0,), process_of=lambda rank: rank))
+    monkeypatch.setattr(point_to_point, "tensor_engine", lambda: engine)
+    monkeypatch.setattr(point_to_point.repeated, "find", lambda *given: None)
+    monkeypatch.setattr(point_to_point.meeting, "meet_some", lambda words, processes: said.append(words) or 1 / 0)
+    for call in (
+        lambda: kf.comm.send([1.0], 1),
+        lambda: kf.comm.send([1.0], 1, send_meta=False),
+        lambda: kf.comm.recv(1),
+        lambda: kf.comm.recv(1, (), "float32"),
+    ):
+        with pytest.raises(ZeroDivisionError):
+            call()
+    kinds = ["tells dtype" in words for words in said]
+    assert kinds == [True, False, True, False], said
 
 
 def test_lists_have_one_dtype() -> None:
