@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -83,7 +83,22 @@ def _entry(
         if not is_shared:
             return alone.run(distribution, original, model, *args, **kwargs)
         with scope, row_order.ordering() if name == "fit" else nullcontext():
-            return _entered(distribution, original, model, given, *args, **kwargs)
+            try:
+                return _entered(distribution, original, model, given, *args, **kwargs)
+            except (TypeError, ValueError, RuntimeError) as error:
+                if name == "fit" and not isinstance(error, FlowError):
+                    _say_of_targets(model, given, error)
+                raise
+
+
+def _say_of_targets(model: keras.Model, given: Mapping[str, object], error: Exception) -> None:
+    """Raise an error that names the targets where the loss does not take them; an engine's own names its operation."""
+    try:
+        symbolic.require_fit(model, given.get("x"), given.get("y"))
+    except FlowError as told:
+        raise told from error
+    except Exception:
+        return
 
 
 def _with_others(distribution: Distribution, model: keras.Model, name: str) -> AbstractContextManager[bool]:

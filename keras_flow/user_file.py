@@ -242,6 +242,8 @@ def check_file(
         FlowError: no layout is named; one is none of `LAYOUTS` in a file without `distributions`; the
             file is not Python, or does not define a function that is needed.
     """
+    if Path(file).suffix != ".py":
+        raise FlowError(f"{file} is not a Python file: its name does not end in .py")
     if not layouts:
         raise FlowError(f"no layout was named: legal are 1, {LAYOUTS}, or names from the file's distributions()")
     try:

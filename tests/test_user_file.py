@@ -114,6 +114,8 @@ def test_a_file_with_a_byte_order_mark_is_python(tmp_path: Path) -> None:
     file.write_text("def build_model(): ...\ndef load_data(): ...\n", encoding="utf-8-sig")
     user_file.check_file(file, ("dp4",), "a comparison")
     assert not user_file.may_split_weights(file)
+    with pytest.raises(kf.FlowError, match=r"mine.keras is not a Python file: its name does not end in .py"):
+        user_file.check_file(file.with_suffix(".keras"), ("dp4",))
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,11 @@ def _show_warning(message: Any, category: type[Warning], filename: str, lineno: 
         print(warnings.formatwarning(message, category, filename, lineno), end="", file=sys.stderr)
 
 
+def _end(number: int, _: object) -> None:
+    print("keras-flow: interrupted; every process was ended", file=sys.stderr)
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Entry point of the console script. An error of keras_flow is its text and exit status 1, without a traceback.
 
@@ -146,7 +151,7 @@ def main() -> None:
         noise.filter_stderr()
     warnings.showwarning = _show_warning
     # the engines' processes end with this one, as they do after Ctrl-C; `launch` takes the signal over
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _end)
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first.endswith(".py"):
         sys.exit(

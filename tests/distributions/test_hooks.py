@@ -267,6 +267,14 @@ def test_what_a_callback_raises_of_our_error_stays_what_it_is(kind: type[BaseExc
             model.fit(np.ones((8, 3)), np.ones((8, 2)), callbacks=[Stops()], verbose=0)
 
 
+def test_targets_that_the_loss_does_not_take_are_named() -> None:
+    with kf.DataParallel(programs.DATA).scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+    with pytest.raises(kf.FlowError, match=r"fit was given targets .* y has the shape \(8, 2\), the model's"):
+        model.fit(np.ones((8, 4), "float32"), np.ones((8, 2), "float32"), verbose=0)
+
+
 def test_what_keras_makes_of_our_error_is_ours() -> None:
     class Picky(keras.layers.Layer):
         def call(self, x: Any) -> Any:
