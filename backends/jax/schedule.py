@@ -145,7 +145,8 @@ def _matchings(pairs: Sequence[tuple[int, int]], numbers: Sequence[int], ranks: 
         matched = zip(*linear_sum_assignment(weights, maximize=True), strict=True)
         chosen = [at[edge] for edge in matched if edge in at]
         rounds.append(chosen)
-        left = [number for number in left if number not in chosen]
+        done = set(chosen)
+        left = [number for number in left if number not in done]
     return rounds
 
 

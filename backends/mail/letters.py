@@ -43,8 +43,9 @@ def post(address: Address, value: Any) -> Callable[[], None]:
     """
     to = backend().world().process_of(address[1])
     letter = _Letter(_now(address), value)
-    meeting.count(_letters(letter.address, processes.find().index, to))
-    _own_box().outgoing(to).put(letter)
+    box = _own_box()
+    meeting.count(_letters(letter.address, box._found.index, to))
+    box.outgoing(to).put(letter)
     return letter.wait
 
 
