@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from weakref import WeakKeyDictionary, WeakSet
 
 import keras
+import numpy as np
 from keras import tree
 
 from keras_flow.backends import (
@@ -236,7 +237,7 @@ def _refuse_strings(model: keras.Model, data: object) -> None:
     kind = getattr(getattr(data, "dtype", None), "kind", "")
     if reason is None or shape is None or kind not in tuple("OSU"):
         return
-    if kind == "O" and not all(isinstance(each, str | bytes) for each in data.ravel()[:100]):  # type: ignore[attr-defined]
+    if kind == "O" and not all(isinstance(each, str | bytes) for each in np.ravel(np.asarray(data))[:100]):
         raise FlowError(
             f"model {model.name!r} was given an array of Python objects (dtype object, shape {list(shape)}): give "
             "one of numbers, such as x.astype('float32'). Rows of different lengths are padded first "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import signal
 import sys
@@ -138,7 +139,7 @@ def _show_warning(message: Any, category: type[Warning], filename: str, lineno: 
 
 
 def _end(number: int, _: object) -> None:
-    print("keras-flow: interrupted; every process was ended", file=sys.stderr)
+    os.write(2, b"keras-flow: interrupted; every process was ended\n")  # stderr may be in use as the signal comes
     sys.exit(128 + number)
 
 
