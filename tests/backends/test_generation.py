@@ -209,7 +209,8 @@ def test_a_rank_that_has_a_part_of_the_weights_refuses(on_ranks: Callable) -> No
         assert pipe.startswith("kf.PipelineParallel does not generate"), pipe
 
 
-@pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ["torch", "jax"])
 def test_exported_to_transformers(on_ranks: Callable, engine: str, tmp_path: Path) -> None:
     """One process writes, from whole weights: the exporter computes with them."""
 

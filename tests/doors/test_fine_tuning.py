@@ -21,6 +21,7 @@ def test_a_fixed_part(engine: str, on_ranks: Callable[..., Pool]) -> None:
     assert on_ranks(engine)(fine_tuning.deviations, FIXED) == {}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["torch"])
 def test_weights_that_are_held_split(engine: str, on_ranks: Callable[..., Pool]) -> None:
     assert on_ranks(engine)(fine_tuning.deviations, ZERO) == {}

@@ -145,7 +145,7 @@ class LossOfItsStep(OwnStep):
     """The loss is known to the `train_step` alone."""
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
-        self.compute_loss = lambda x, y, y_pred, *_, **__: ops.mean(ops.square(y - y_pred))
+        self.compute_loss = lambda x, y, y_pred, *_, **__: ops.mean(ops.square(ops.subtract(y, y_pred)))
         return super().train_step(*args, **kwargs)
 
 
