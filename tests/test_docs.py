@@ -121,6 +121,7 @@ def test_names_in_the_design_are_those_of_the_sources() -> None:
 #: how module-level state is made
 _MADE = (
     "ContextVar(",
+    "Counter(",
     "WeakKeyDictionary(",
     "WeakSet(",
     "WeakValueDictionary(",
