@@ -29,7 +29,7 @@ from keras_flow.tensors.dtypes import standard_name
 
 #: words of 32 bits that tell the dtype and shape of what will be sent
 _NAME_WORDS, _WORDS = 4, 16
-#: a message between two ranks, of whatever tensor: what is told comes first, and must not be taken for the tensor
+#: kinds of message between two ranks: the first has a header, which a `recv` that knows the shape does not expect
 _TOLD, _KNOWN = "send that tells dtype and shape", "send of a dtype and shape that both know"
 
 

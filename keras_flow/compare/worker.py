@@ -165,7 +165,9 @@ def _write_weights(path: Path, weights: Iterable[np.ndarray]) -> None:
 
 def _next(weight: np.ndarray, seed: int) -> np.ndarray:
     """A weight, each element moved to the next number above or below it; 0 stays."""
-    if "float" not in weight.dtype.name:  # the kind of bfloat16 is no float's
+    from keras_flow.tensors.dtypes import is_float
+
+    if not is_float(weight.dtype.name):
         return weight
     towards = np.where(np.random.default_rng(seed).random(weight.shape) < 0.5, -np.inf, np.inf).astype(weight.dtype)
     return np.where(weight == 0, weight, np.nextafter(weight, towards))

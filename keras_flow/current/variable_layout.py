@@ -64,7 +64,7 @@ class KerasLayout(keras.distribution.TensorLayout):
         self._device_mesh = distribution.device_mesh
 
     def __deepcopy__(self, memo: object) -> KerasLayout:
-        """A copy of a variable is laid as the variable is, by the same distribution."""
+        """Return itself: a copy of a variable keeps the layout and the distribution."""
         return self
 
     __copy__ = functools.partialmethod(__deepcopy__, None)

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import keras
+
 from keras_flow import sbp
 from keras_flow.current import keras_places
 from keras_flow.layout import Layout
 from keras_flow.sbp import PartialSum, Split
 
 if TYPE_CHECKING:
-    import keras
-
     from keras_flow.backends.engine_records import Capabilities
 
 
@@ -94,7 +94,7 @@ def fit_layout(
 def held_whole(capabilities: Capabilities, layer: keras.Layer | None, dtype: str) -> str:
     """The engine's reason why it holds such a variable whole whatever is asked, or an empty text."""
     found = {
-        "integers": not dtype.startswith(("float", "bfloat")),
+        "integers": not keras.backend.is_float_dtype(dtype),
         "preprocessing": layer is not None and keras_places.is_of_keras(type(layer), "layers.preprocessing"),
     }
     return next((reason for kind, reason in capabilities.held_whole.items() if found[kind]), "")

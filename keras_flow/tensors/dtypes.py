@@ -51,7 +51,10 @@ def default_of_array(array: np.ndarray | np.generic) -> str:
 
 
 def is_float(dtype: str) -> bool:
-    """Whether tensors of this dtype have gradients."""
+    """Whether numbers of this dtype are floating-point ones, so that tensors of it have gradients.
+
+    Asked by name, since NumPy's `kind` of bfloat16 is none of a float.
+    """
     return dtype.startswith(("float", "bfloat"))
 
 

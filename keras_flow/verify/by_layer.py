@@ -22,7 +22,8 @@ from keras_flow.backends import random_states
 from keras_flow.backends.active import backend
 from keras_flow.current import models
 from keras_flow.layout import itemsize
-from keras_flow.verify.measure import Batch, is_float
+from keras_flow.tensors.dtypes import is_float
+from keras_flow.verify.measure import Batch
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
@@ -194,7 +195,7 @@ class _Alone(keras.Model):
         self.function = function
         self.zeros = [
             self.add_weight(shape=leaf.shape[1:], initializer="zeros", name=f"input_{number}_gradient")
-            if is_float(leaf.dtype)
+            if is_float(leaf.dtype.name)
             else None
             for number, leaf in enumerate(inputs)
         ]

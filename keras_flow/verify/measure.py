@@ -12,7 +12,8 @@ import numpy as np
 from ml_dtypes import finfo
 
 from keras_flow.backends.active import backend
-from keras_flow.current import keras_places
+from keras_flow.current import models
+from keras_flow.tensors.dtypes import is_float
 
 if TYPE_CHECKING:
     from keras_flow.distributions.distribution import FlowDistribution
@@ -48,22 +49,22 @@ class Batch:
 
 
 def _cast(part: object, dtype: str) -> object:
-    return keras.tree.map_structure(lambda leaf: leaf.astype(dtype) if is_float(leaf.dtype) else leaf, part)
+    return keras.tree.map_structure(lambda leaf: leaf.astype(dtype) if is_float(leaf.dtype.name) else leaf, part)
 
 
-def is_float(dtype: np.dtype) -> bool:
-    """Whether numbers of a dtype are floating-point ones; NumPy counts bfloat16 among bytes without meaning."""
-    return "float" in dtype.name
+def not_measured(model: keras.Model, own_step: bool) -> dict[str, str]:
+    """Modes that cannot be measured, and why: a model with a `train_step` of its own need not define more.
 
-
-def has_evaluation(model: keras.Model) -> bool:
-    """Whether `evaluate` has a loss; the loss of a `train_step` of one's own may be there alone."""
-    return model.loss is not None or bool(model.losses) or not keras_places.is_of_keras(type(model).test_step)
-
-
-def has_outputs(model: keras.Model) -> bool:
-    """Whether the model can be called; one whose `train_step` calls its parts need not define `call`."""
-    return type(model).call is not keras.Model.call
+    Asked after a step, since losses of layers are those of the last call.
+    """
+    if not own_step:
+        return {}
+    found = {}
+    if model.loss is None and not model.losses and not models.has_own(model, "test_step"):
+        found["evaluation"] = "evaluation, for which the model has no loss"
+    if type(model).call is keras.Model.call:
+        found["inference"] = "outputs, as the model has no call"
+    return found
 
 
 def _cut(part: object, count: int) -> object:
@@ -103,16 +104,17 @@ def measured(model: keras.Model, batch: Batch, distribution: FlowDistribution, s
         # weights change by the update, moving statistics by the call: both are compared
         names = _names([variable for variable, _ in state.values])
         for name, (variable, before) in zip(names, state.values, strict=True):
-            if is_float(before.dtype) and any(variable is own for own in model.variables):
+            if is_float(before.dtype.name) and any(variable is own for own in model.variables):
                 after = _host(variable)
                 rounding = float(finfo(before.dtype).eps * np.max(np.abs(after), initial=0.0))
                 numbers["training", "update", name] = after - np.float64(before), rounding
         state.restore()
-        if not own_step or has_evaluation(model):
+        absent = not_measured(model, own_step)
+        if "evaluation" not in absent:
             logs = model.test_on_batch(batch.x, batch.y, batch.sample_weight, return_dict=True)
             _add_logs(numbers, "evaluation", logs)
             state.restore()
-        outputs = model.predict_on_batch(batch.x) if not own_step or has_outputs(model) else ()
+        outputs = model.predict_on_batch(batch.x) if "inference" not in absent else ()
         for place, output in enumerate(keras.tree.flatten(outputs)):
             numbers["inference", "output", f"output {place}"] = _host(output), 0.0
     return numbers

@@ -26,7 +26,7 @@ from keras_flow.placements import Placement
 from keras_flow.progress import is_seen, working
 from keras_flow.runtime import env
 from keras_flow.verify.by_layer import parts, why_by_layer
-from keras_flow.verify.measure import Batch, Numbers, has_evaluation, has_outputs, measured
+from keras_flow.verify.measure import Batch, Numbers, measured, not_measured
 from keras_flow.verify.precision import computing_in, copy_in
 from keras_flow.verify.state import restored
 from keras_flow.verify.verification import ComparedNumber, Verification
@@ -89,9 +89,8 @@ def _verify(
     else:
         with working(f"verifying {model.name}"):
             rows = list(_of_model(distribution, model, full_batch, own_step, tolerance))
-            left_out = [] if not own_step or has_evaluation(model) else ["evaluation, for which the model has no loss"]
-            left_out += [] if not own_step or has_outputs(model) else ["outputs, as the model has no call"]
-            note = f"not verified: {' and '.join(left_out)}" if left_out else ""
+            absent = not_measured(model, own_step)
+            note = f"not verified: {' and '.join(absent.values())}" if absent else ""
     return Verification.of(model.name, repr(distribution), backend().name, tolerance, rows, note)
 
 

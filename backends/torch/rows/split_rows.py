@@ -226,7 +226,7 @@ class _ToOwn(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         # the inverse of `_FromOwn.backward`: inside, gradients are those of the own rows times the ranks
-        return _Gather.apply(grad / ctx.rows.count, ctx.rows), None
+        return gathered_gradient(grad, ctx.rows), None
 
 
 class _Gather(torch.autograd.Function):

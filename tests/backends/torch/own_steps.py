@@ -375,7 +375,7 @@ def a_layer_that_is_split_between_own_steps_trains_on() -> None:
 
 @check
 def a_teacher_of_another_distribution_sees_all_rows() -> None:
-    """It is known to the step by its name alone, and stays laid as it was: its kernels are split."""
+    """The step reaches the teacher only through a global name, so its kernels stay split."""
     import keras
 
     import keras_flow as kf
