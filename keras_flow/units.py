@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -25,7 +25,7 @@ def amount(bytes_: float) -> str:
     return f"{bytes_:g} B"
 
 
-def finite(value: object) -> Any:
+def finite(value: Any) -> Any:
     """A structure for JSON, which has no number for what is not finite: those are None.
 
     Example:
@@ -33,9 +33,9 @@ def finite(value: object) -> Any:
         {'share': [0.5, None]}
     """
     if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
+        return {key: finite(part) for key, part in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [finite(part) for part in value]
+        return [finite(part) for part in cast("list[Any]", value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -320,9 +320,9 @@ def part_of_draw(
 
 def _with_own_rows(shape: Sequence[int], inputs: tf.Tensor, here: ReplicaRows) -> list[int]:
     """The shape of a mask; where the user names the rows of the logical batch, with those of this replica."""
-    if not shape or inputs.shape[0] is None:
+    own: int | None = inputs.shape[0]
+    if not shape or own is None:
         return list(shape)
-    own: int = inputs.shape[0]
     logical = own * here.total // here.count if here.count else here.total
     return [own if shape[0] == logical else shape[0], *shape[1:]]
 
