@@ -2,17 +2,19 @@
 
 A loader is cut at its batch sampler. Two kinds are read whole, because parts of a batch would not be those of one
 device: those with a `collate_fn`, or a dataset's `__getitems__`, of the user's own (it may pad to the longest sample of
-the batch), and those whose dataset draws from the global random generators (every sample moves them on). The second is
-found as the first batches are read, which are whole; a dataset that draws later on is refused.
+the batch), and those whose dataset draws from random generators, global ones or its own (every sample moves them on).
+The second is found as the first batches are read, which are whole; a dataset that draws later on is refused.
 """
 
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,8 @@ from keras_flow.errors import FlowError
 
 #: in the place of batches: all rows are read, as Keras does it
 WHOLE = object()
+#: how deep generators are looked for among what a dataset holds, how many items of a sequence and things in all
+_DEPTH, _ITEMS, _THINGS = 6, 32, 400
 
 
 def batches(stock: Any, part: ProcessRows, engine: ReadingEngine) -> Any:
@@ -169,18 +173,18 @@ class OwnRowsLoader:
                 self.batches.first_whole = 0  # of the epochs that follow
             if expected is not None and draws:
                 raise FlowError(
-                    "the dataset of the DataLoader drew from Python's, NumPy's or torch's global generator in batch "
-                    f"{expected[0]}, and not in the first one: ranks read their own rows, so that each would draw "
-                    "other numbers, and shuffle another order. Draw from a generator seeded by the sample's index, or "
-                    "give the loader a collate_fn of your own (lambda samples: default_collate(samples)): then every "
-                    "rank reads whole batches"
+                    f"the dataset of the DataLoader drew from a random generator in batch {expected[0]}, and not in "
+                    "the first one: ranks read their own rows, so that each would draw other numbers, and shuffle "
+                    "another order. Draw from a generator made for the sample and seeded by its index, or give the "
+                    "loader a collate_fn of your own (lambda samples: default_collate(samples)): then every rank reads "
+                    "whole batches"
                 )
             if draws and not self.batches.stays_whole:
                 self.batches.stays_whole = True
                 say_whole(
                     "the DataLoader",
-                    "its dataset draws from Python's, NumPy's or torch's global generator, which every sample moves on "
-                    "(draw from a generator seeded by the sample's index, and ranks can read their own rows)",
+                    "its dataset draws from a random generator, which every sample moves on (draw from one made for "
+                    "the sample and seeded by its index, and ranks can read their own rows)",
                     self.part.word,
                 )
             # torch collates a sample's tuple to a list, which Keras takes for a list of inputs
@@ -190,7 +194,7 @@ class OwnRowsLoader:
 
 
 class _WatchedDataset:
-    """A dataset that says whether the samples of a batch drew from a global random generator; used in workers too."""
+    """A dataset that says whether the samples of a batch drew from a random generator; used in workers too."""
 
     dataset: Any
 
@@ -213,10 +217,10 @@ class _WatchedDataset:
 
     def __getitems__(self, indices: list[Any]) -> tuple[list[Any], bool]:
         """Torch asks for the samples of a batch by this method."""
-        before = _global_states()
+        before = [*_global_states(), *_own_states(self.dataset)]
         of_all = getattr(self.dataset, "__getitems__", None)
         samples: Any = of_all(indices) if callable(of_all) else [self.dataset[index] for index in indices]
-        return samples, _global_states() != before
+        return samples, [*_global_states(), *_own_states(self.dataset)] != before
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -226,6 +230,42 @@ def _global_states() -> tuple[object, ...]:
     name, keys, *rest = np.random.get_state(legacy=True)
     torch_state = sys.modules["torch"].get_rng_state().numpy().tobytes()
     return random.getstate(), (name, keys.tobytes(), *rest), torch_state  # type: ignore[union-attr]
+
+
+def _own_states(dataset: Any) -> Iterator[object]:
+    """The states of generators that a dataset and its transforms hold, or that its `__getitem__` knows by name."""
+    code = getattr(type(dataset).__getitem__, "__code__", None)
+    known = type(dataset).__getitem__.__globals__ if code else {}
+    held: list[Any] = [dataset, dict(vars(type(dataset))), [known.get(name) for name in code.co_names] if code else ()]
+    seen: set[int] = set()
+    for _ in range(_DEPTH):
+        held, around = [], held
+        for thing in around:
+            if id(thing) in seen or isinstance(thing, ModuleType | type) or len(seen) > _THINGS:
+                continue
+            seen.add(id(thing))
+            if (state := _state(thing)) is not None:
+                yield state
+            elif isinstance(thing, Mapping):
+                held += itertools.islice(thing.values(), _ITEMS)
+            elif isinstance(thing, Sequence) and not isinstance(thing, str | bytes):
+                held += thing[:_ITEMS]
+            else:
+                held += getattr(thing, "__dict__", {}).values()
+
+
+def _state(thing: Any) -> object:
+    """The state of a random generator; None for anything else."""
+    torch, keras = sys.modules["torch"], sys.modules["keras"]
+    if isinstance(thing, np.random.Generator | np.random.RandomState | random.Random):
+        # the system's own has no state, and is another in each process anyway
+        return None if isinstance(thing, random.SystemRandom) else pickle.dumps(thing)
+    if isinstance(thing, torch.Generator):
+        return thing.get_state().numpy().tobytes()
+    if isinstance(thing, keras.random.SeedGenerator):
+        # a forked process must not ask an engine that has threads: there it counts as one that draws
+        return object() if _torch_data().get_worker_info() else np.asarray(thing.state).tobytes()
+    return None
 
 
 def _collate_with_draws(found: tuple[list[Any], bool]) -> tuple[Any, bool]:

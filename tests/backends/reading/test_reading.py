@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -233,11 +234,89 @@ def test_samples_that_draw_now_and_then_are_refused() -> None:
 
     # in the last batch
     found = loaders.batches(torch.utils.data.DataLoader(_Draws(41), BATCH), PART, ENGINE)
-    with pytest.raises(FlowError, match="drew from Python's, NumPy's or torch's global generator in batch 5"):
+    with pytest.raises(FlowError, match="drew from a random generator in batch 5"):
         list(found)
     process_rows._said.clear()
-    with pytest.warns(FlowWarning, match="global generator, which every sample moves on"):
+    with pytest.warns(FlowWarning, match="random generator, which every sample moves on"):
         assert len(list(loaders.batches(torch.utils.data.DataLoader(_Draws(0), BATCH), PART, ENGINE))) == 6
+
+
+class _Scales:
+    """A transform that draws from a generator of its own."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def __call__(self, row: np.ndarray) -> np.ndarray:
+        return row * np.float32(_drawn(self.generator))
+
+
+class _Augmented:
+    """A dataset that keeps a generator, of which its transforms draw."""
+
+    def __init__(self, generator: Any) -> None:
+        self.transforms = [_Scales(generator)]
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.transforms[0](X[index])
+
+    def __len__(self) -> int:
+        return ROWS
+
+
+_OF_MODULE = np.random.default_rng(2)
+
+
+class _DrawsByName(_Augmented):
+    def __getitem__(self, index: int) -> np.ndarray:
+        return X[index] * np.float32(_OF_MODULE.uniform())
+
+
+def _drawn(generator: Any) -> float:
+    import torch
+
+    if isinstance(generator, torch.Generator):
+        return float(torch.rand([], generator=generator))
+    if isinstance(generator, keras.random.SeedGenerator):
+        return float(np.asarray(generator.next())[0] % 7)
+    return generator.random() if hasattr(generator, "random") else generator.uniform()
+
+
+@pytest.mark.filterwarnings("ignore::keras_flow.errors.FlowWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_may_keep_its_generator(workers: int) -> None:
+    """Each process would draw for its own rows alone: the numbers of the first rows for all."""
+    import torch
+
+    data = torch.utils.data
+    makes: list[Callable[[], Any]] = [
+        lambda: _Augmented(np.random.default_rng(0)),
+        lambda: _Augmented(np.random.RandomState(0)),
+        lambda: _Augmented(random.Random(0)),
+        lambda: _Augmented(torch.Generator().manual_seed(0)),
+        lambda: data.Subset(_Augmented(np.random.default_rng(0)), range(ROWS)),
+        lambda: _DrawsByName(None),
+    ]
+    _check_augmented(makes, workers)
+
+
+@pytest.mark.filterwarnings("ignore::keras_flow.errors.FlowWarning")
+@pytest.mark.usefixtures("four_ranks")
+def test_a_dataset_may_keep_a_layer_that_draws() -> None:
+    _check_augmented([lambda: _Augmented(keras.layers.Dropout(0.5, seed=0).seed_generator)], 0)
+
+
+def _check_augmented(makes: list[Callable[[], Any]], workers: int) -> None:
+    import torch
+
+    data = torch.utils.data
+    for make in makes:
+        _OF_MODULE.bit_generator.state = np.random.default_rng(2).bit_generator.state
+        wanted = list(data.DataLoader(make(), BATCH, num_workers=workers))
+        for part in parts("balanced")[1:3]:
+            _OF_MODULE.bit_generator.state = np.random.default_rng(2).bit_generator.state
+            found = list(loaders.batches(data.DataLoader(make(), BATCH, num_workers=workers), part, ENGINE))
+            assert all(np.array_equal(mine, stock) for mine, stock in zip(found, wanted, strict=True))
 
 
 class _Together:
