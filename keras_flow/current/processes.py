@@ -115,7 +115,9 @@ def _of_rank(environment: Mapping[str, str]) -> Processes | None:
     found = _described(environment, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK and WORLD_SIZE")
     # inside `keras-flow launch`, started by torchrun on each host, it is said of the launchers
     is_held = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and settings.JOB not in environment
-    return None if found is None else replace(found, port_is_held=is_held)
+    hosts = "GROUP_WORLD_SIZE"  # hosts may have unlike numbers of processes (Ray)
+    count = {"hosts": _number(environment, hosts)} if hosts in environment else {}
+    return None if found is None else replace(found, port_is_held=is_held, **count)
 
 
 def _of_open_mpi(environment: Mapping[str, str]) -> Processes | None:
@@ -126,23 +128,33 @@ def _of_open_mpi(environment: Mapping[str, str]) -> Processes | None:
 
 def _of_mpich(environment: Mapping[str, str]) -> Processes | None:
     # OpenMPI and Slurm set PMI variables of the same names for programs of others
-    if "SLURM_PROCID" in environment or "OMPI_COMM_WORLD_SIZE" in environment:
+    count = environment.get(_tasks_of_slurm(environment) or "")
+    if "OMPI_COMM_WORLD_SIZE" in environment or environment.get("PMI_SIZE") == count:
         return None
     return _described(
         environment, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MPICH's variables (PMI_RANK)"
     )
 
 
-def _of_slurm(environment: Mapping[str, str]) -> Processes | None:
+def _tasks_of_slurm(environment: Mapping[str, str]) -> str | None:
+    """The variable that says how many processes the step of `srun` has; None outside of one."""
     # in a batch script or `salloc` SLURM_JOB_ID is set, and no process of a step: only `srun` starts several
-    if "SLURM_STEP_ID" not in environment and "SLURM_STEPID" not in environment:
+    if environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", "batch")) in ("batch", "4294967291"):
         return None
-    if environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID")) in ("batch", "4294967291"):
+    # the shell of an interactive step of `salloc` is one process, and has SLURM_NTASKS of the allocation
+    return "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
+
+
+def _of_slurm(environment: Mapping[str, str]) -> Processes | None:
+    name = _tasks_of_slurm(environment)
+    # on several hosts mpirun starts its daemons by `srun`: Slurm speaks of these, in the environment of all processes
+    by_mpi = "OMPI_COMM_WORLD_RANK" in environment or _of_mpich(environment) is not None
+    if name is None or by_mpi:
         return None
     return _described(
         environment,
         "SLURM_PROCID",
-        "SLURM_NTASKS",
+        name,
         "SLURM_LOCALID",
         "SLURM_STEP_TASKS_PER_NODE",
         "Slurm's variables",

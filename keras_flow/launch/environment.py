@@ -15,7 +15,7 @@ from keras_flow.launch.job import Job, Place
 def of_process(job: Job, folder: JobFolder, local: int, port: int, attempt: int, token: str) -> dict[str, str]:
     """The environment of process `local` of this host, which finds the others at `port` of the job's host."""
     threads = max(1, (os.cpu_count() or 1) // job.processes)
-    place = job.place or Place(local, job.processes)
+    place = job.place or Place(local, job.processes, job.node, job.nodes)
     devices = {} if job.devices is None else {settings.DEVICES: str(job.count * job.devices)}
     return {
         "OMP_NUM_THREADS": str(threads),  # the processes share the cores; the user's own value wins
@@ -27,7 +27,8 @@ def of_process(job: Job, folder: JobFolder, local: int, port: int, attempt: int,
         "LOCAL_RANK": str(place.index),
         "WORLD_SIZE": str(job.count),
         "LOCAL_WORLD_SIZE": str(place.count),
-        "GROUP_RANK": str(job.node),
+        "GROUP_RANK": str(place.host),
+        "GROUP_WORLD_SIZE": str(place.hosts),
         "MASTER_ADDR": job.host,
         "MASTER_PORT": str(port),
         **devices,

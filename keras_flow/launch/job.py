@@ -48,10 +48,14 @@ class Place:
     Attributes:
         index: index among them.
         count: their number.
+        host: index of the machine.
+        hosts: number of machines.
     """
 
     index: int
     count: int
+    host: int
+    hosts: int
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from tests.launch import programs
 
 pytestmark = pytest.mark.timeout(90)
 
-SAYS = "import os\nprint(*(os.environ[n] for n in 'RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK'.split()))\n"
+NAMES = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
+SAYS = f"import os\nprint(*(os.environ[n] for n in {NAMES.split()}))\n"
 WAITS = "import os, sys, time\nrank = int(os.environ['RANK'])\nopen(f'{sys.argv[1]}/{rank}', 'w').close()\n"
 
 
@@ -49,7 +50,7 @@ def test_ranks_of_two_hosts(tmp_path: Path) -> None:
     launchers = [node(script, number, at, *options, KERAS_FLOW_TOKEN="") for number in (1, 0)]
     outputs = [programs.finish(launcher) for launcher in launchers]
     assert [code for code, _, _ in outputs] == [0, 0], outputs
-    said = {0: "0 0 4 2 0", 1: "1 1 4 2 0", 2: "2 0 4 2 1", 3: "3 1 4 2 1"}
+    said = {0: "0 0 4 2 0 2", 1: "1 1 4 2 0 2", 2: "2 0 4 2 1 2", 3: "3 1 4 2 1 2"}
     for ranks, (_, out, err) in zip(((2, 3), (0, 1)), outputs, strict=True):
         lines = [f"[rank {rank}] {line}" for rank in ranks for line in (said[rank], "no secret")]
         assert sorted(out.splitlines()) == sorted(lines)

@@ -112,6 +112,31 @@ def test_a_job_of_one_process_gives_way_to_another_launcher() -> None:
     assert processes.find({**OPEN_MPI, **SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}).source.startswith("OpenMPI")
 
 
+def test_mpirun_starts_its_daemons_by_srun() -> None:
+    """Their environment, which the processes have too, says a step of one task on each host."""
+    daemon = {**SLURM, "SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    mpi = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "MASTER_ADDR": "gpu07"}
+    assert str(processes.find({**daemon, **mpi})).startswith("process 3 of 4, 1 of 2 on this host")
+    mpich = {**MPICH, "PMI_SIZE": "4", "PMI_RANK": "3", "MASTER_ADDR": "gpu07"}
+    assert str(processes.find({**daemon, **mpich})).startswith("process 3 of 4, 1 of 2 on this host")
+    # in a batch script on one host mpiexec needs no srun
+    assert processes.find({**MPICH, **SLURM, "SLURM_STEP_ID": "batch"}).source.startswith("MPICH")
+    # srun --mpi=pmi2 sets PMI's variables itself
+    assert processes.find({**SLURM, "PMI_RANK": "2", "PMI_SIZE": "4"}).source.startswith("Slurm")
+
+
+def test_the_shell_of_salloc_is_one_process() -> None:
+    shell = {**SLURM, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
+    assert processes.find({**shell, "SLURM_STEP_TASKS_PER_NODE": "1"}).count == 1
+
+
+def test_hosts_with_unlike_numbers_of_processes() -> None:
+    """Ray may place two processes on one node and one on another."""
+    for local, index in ((2, 0), (1, 2)):
+        said = {"RANK": str(index), "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": str(local), "MASTER_ADDR": "a"}
+        assert processes.find({**said, "GROUP_WORLD_SIZE": "2"}).hosts == 2
+
+
 def test_a_launcher_on_each_host_that_another_one_started() -> None:
     """`srun torchrun ...`: Slurm speaks of the launchers, torchrun of the processes."""
     found = processes.find({**SLURM, **TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
