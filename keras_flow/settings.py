@@ -119,6 +119,12 @@ def read(name: str) -> str | None:
     return text
 
 
+def given() -> dict[str, str]:
+    """The variables that the user has set, for processes that do not inherit them; without the secret."""
+    names = (each.name for each in SETTINGS.values() if not each.by_launcher and each.name != TOKEN)
+    return {name: text for name in names if (text := read(name))}
+
+
 def seconds(name: str, otherwise: float) -> float:
     """The value of a variable that holds seconds, or another number where it is not set.
 

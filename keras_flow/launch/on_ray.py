@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -65,14 +66,16 @@ def launch(job: Job, payload: bytes | None = None) -> bytes | None:
             f"cluster, whose nodes have {', '.join(f'{each:g}' for each in nodes)}. Start fewer (--ranks), or compute "
             f"on the CPU (environment: {cpu_setting()})."
         )
-    job = replace(job, env={**job.env, **on_cpu, **({settings.OWN_ACCELERATORS: "1"} if gpus else {})})
+    job = replace(
+        job, env={**settings.given(), **job.env, **on_cpu, **({settings.OWN_ACCELERATORS: "1"} if gpus else {})}
+    )
     for attempt in range(job.restarts + 1):
         try:
             return _placed(ray, job, payload, gpus)
         except ray.exceptions.RayActorError as error:
             if attempt == job.restarts:
                 raise RankError(f"a node or process of the Ray cluster is gone: {error}", 0) from error
-            print(f"keras-flow: an actor is gone ({error}); restart {attempt + 1} of {job.restarts}")
+            print(f"keras-flow: an actor is gone ({error}); restart {attempt + 1} of {job.restarts}", file=sys.stderr)
     return None
 
 
@@ -128,8 +131,12 @@ def _results(ray: Any, running: Mapping[Any, int]) -> dict[int, bytes | None]:
 
 
 def _places(nodes: list[str]) -> list[Place]:
-    """Index among the processes of the same node, and their number, of each."""
-    return [Place(nodes[:place].count(node), nodes.count(node)) for place, node in enumerate(nodes)]
+    """The place of each process, of which the node is given, among those of the same node."""
+    hosts = list(dict.fromkeys(nodes))
+    return [
+        Place(nodes[:place].count(node), nodes.count(node), hosts.index(node), len(hosts))
+        for place, node in enumerate(nodes)
+    ]
 
 
 class Host:

@@ -7,17 +7,21 @@ launcher itself: its processes find their place by its variables.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from keras_flow import settings
 from keras_flow.errors import FlowError
+from keras_flow.launch.processes import preemption_seconds
 
 #: where the launchers of several hosts meet, unless the user says so
 DEFAULT_PORT = 29500
+#: seconds that a launcher takes to end once its processes have had theirs
+_ENDING_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -94,9 +98,11 @@ def slurm(job: Submission) -> str:
 #SBATCH --output={job.name}-%j.log
 # add what your cluster asks for: --partition, --account, --time, --cpus-per-task, --gpus-per-node={gpus}
 
-export KERAS_BACKEND={job.engine}
+{_exports({"KERAS_BACKEND": job.engine, **settings.given()})}
 # the secret of this job, by which its hosts know each other; srun passes it on in the environment
 export {settings.TOKEN}="$(python -c 'import secrets; print(secrets.token_hex(32))')"
+# from Slurm 22.05 on srun takes no --cpus-per-task from sbatch
+[ -z "${{SLURM_CPUS_PER_TASK:-}}" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 
 # every host: one launcher, which starts {job.processes} process{"es" if job.processes > 1 else ""}
@@ -121,19 +127,19 @@ def mpirun(job: Submission) -> str:
             "or --print-k8s, whose hosts have launchers of keras-flow."
         )
     count = job.nodes * job.processes
-    variables = {"KERAS_BACKEND": job.engine, "MASTER_PORT": str(job.port), settings.TIMEOUT: f"{job.timeout:g}"}
+    variables = {"KERAS_BACKEND": job.engine, "MASTER_PORT": str(job.port)}
+    variables |= {**settings.given(), settings.TIMEOUT: f"{job.timeout:g}"}
     if job.devices is not None:
         variables[settings.DEVICES] = str(count * job.devices)
     names = ["MASTER_ADDR", settings.TOKEN, *variables]
     program = _words(["python", *(["-m"] if job.is_module else []), *job.program])
-    exports = "\n".join(f"export {name}={value}" for name, value in variables.items())
     return f"""#!/bin/sh
 # {job.processes} processes on each of {job.nodes} hosts. usage: sh {job.name}.sh HOST0,HOST1,...
 set -eu
 hosts=${{1:-localhost}}
 export MASTER_ADDR="${{hosts%%,*}}"
 export {settings.TOKEN}="$(python -c 'import secrets; print(secrets.token_hex(32))')"
-{exports}
+{_exports(variables)}
 
 # OpenMPI. MPICH: mpiexec -n {count} -ppn {job.processes} -hosts "$hosts" -genvlist {",".join(names)}
 mpirun -n {count} --map-by ppr:{job.processes}:node \\
@@ -151,6 +157,11 @@ def k8s(job: Submission) -> str:
         >>> print(k8s(job).splitlines()[3])
         kind: JobSet
     """
+    grace = math.ceil(preemption_seconds()) + _ENDING_SECONDS
+    variables = {"KERAS_BACKEND": job.engine, **settings.given()}
+    environment = ("\n" + 20 * " ").join(
+        f"- name: {name}\n{22 * ' '}value: {json.dumps(value)}" for name, value in variables.items()
+    )
     command = job.command("$(JOB_COMPLETION_INDEX)", f"{job.name}-host-0-0.{job.name}")
     return f"""# the secret by which the hosts know each other, made once:
 #   kubectl create secret generic {job.name}-token --from-literal=token="$(openssl rand -hex 32)"
@@ -177,13 +188,14 @@ spec:
           template:
             spec:
               restartPolicy: Never
+              # for a callback of kf.on_preemption (KERAS_FLOW_GRACE)
+              terminationGracePeriodSeconds: {grace}
               containers:
                 - name: launcher
                   image: {json.dumps(job.image or "IMAGE")}
                   command: {json.dumps(command)}
                   env:
-                    - name: KERAS_BACKEND
-                      value: {json.dumps(job.engine)}
+                    {environment}
                     - name: {settings.TOKEN}
                       valueFrom:
                         secretKeyRef:
@@ -197,6 +209,10 @@ spec:
 
 #: option of `keras-flow launch` -> what writes it
 SYSTEMS = {"--print-slurm": slurm, "--print-k8s": k8s, "--print-mpirun": mpirun}
+
+
+def _exports(variables: Mapping[str, str]) -> str:
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
 
 
 def _words(command: Sequence[str]) -> str:

@@ -81,6 +81,7 @@ def _facts() -> dict[str, object]:
         "Python": platform.python_version(),
         "keras": versions.installed("keras"),
         active.checked_name(): versions.installed(active.checked_name()),
+        settings.RANDOM: settings.read(settings.RANDOM) or "logical",
         "the script's content": hashlib.sha256(script).hexdigest()[:12],
     }
 

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.timeout(150)
 PRINT = ["-m", "keras_flow.launch", "--nnodes", "2", "--timeout", "90"]
 
 
-def printed(*options: str, backend: str = "jax") -> str:
-    code, out, err = programs.finish(programs.start([*PRINT, *options], backend))
+def printed(*options: str, backend: str = "jax", **variables: str) -> str:
+    code, out, err = programs.finish(programs.start([*PRINT, *options], backend, **variables))
     assert code == 0, err
     return out
 
@@ -62,6 +62,21 @@ def test_k8s() -> None:
     assert container["command"][-4:] == ["-m", "my.train", "--lr", "1e-3"]
     assert container["command"][5:7] == ["--node_rank", "$(JOB_COMPLETION_INDEX)"]
     assert "KERAS_FLOW_TOKEN" in text and "secretKeyRef" in text
+
+
+@pytest.mark.parametrize("system", submit.SYSTEMS)
+def test_settings_of_the_user_go_along(system: str) -> None:
+    """One that only some processes have would let them draw other numbers."""
+    options = ["--nproc_per_node", "2", "--image", "registry/train:1"][: None if "k8s" in system else 2]
+    given = {"KERAS_FLOW_RANDOM": "stock", "KERAS_FLOW_GRACE": "90.5", "KERAS_FLOW_TIMEOUT": "30"}
+    text = printed(*options, system, "train.py", **given)
+    if "k8s" in system:
+        assert '- name: KERAS_FLOW_RANDOM\n                      value: "stock"' in text
+        assert "terminationGracePeriodSeconds: 101\n" in text
+    else:
+        assert "export KERAS_FLOW_RANDOM=stock\n" in text
+        assert text.count("export KERAS_FLOW_TIMEOUT") == 1
+    assert "mpirun" not in system or ("-x KERAS_FLOW_RANDOM" in text and "KERAS_FLOW_TIMEOUT=90\n" in text)
 
 
 def without_none(value: object) -> object:

@@ -50,3 +50,8 @@ def test_env_with_one_rank() -> None:
 def test_unknown_type() -> None:
     body = "try: kf.init(2, 'npu')\nexcept kf.FlowError as error: print(error)"
     assert "npu" in tell(body)[0]
+
+
+def test_processes_compare_where_their_draws_come_from() -> None:
+    body = "from keras_flow.runtime import init\nprint(init._facts()['KERAS_FLOW_RANDOM'])"
+    assert [tell(body), tell(body, KERAS_FLOW_RANDOM="stock")] == [["logical"], ["stock"]]
