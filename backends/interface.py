@@ -222,8 +222,10 @@ class Backend(TensorEngine, PipelineEngine, Protocol):
         ...
 
     # ---- profiling.py
-    def profiled(self, folder: Path) -> AbstractContextManager[Callable[[], list[TraceEvent]]]:
+    def profiled(self, folder: Path) -> AbstractContextManager[Callable[[], tuple[int, list[TraceEvent]]]]:
         """Run the engine's profiler inside; what it yields returns the events of this process, afterwards.
+
+        Before them the nanoseconds since 1970 at which the first one began: processes of a host have one clock.
 
         Args:
             folder: an empty folder for the profiler's own files.

@@ -18,7 +18,7 @@ _CALL = "tf.StatefulPartitionedCall/"
 
 
 @contextmanager
-def profiled(folder: Path) -> Iterator[Callable[[], list[TraceEvent]]]:
+def profiled(folder: Path) -> Iterator[Callable[[], tuple[int, list[TraceEvent]]]]:
     """Trace operations of all threads, and annotations."""
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=2, python_tracer_level=0, device_tracer_level=1
@@ -35,13 +35,14 @@ def annotated(name: str) -> AbstractContextManager[object]:
     return tf.profiler.experimental.Trace(name)
 
 
-def _events(folder: Path) -> list[TraceEvent]:
+def _events(folder: Path) -> tuple[int, list[TraceEvent]]:
     """The events of a profile; those that DTensor's programs have caused with the rank that they ran for."""
-    found = []
+    found, start = [], 0
     ranks = world().local_ranks
     for file in folder.rglob("*.xplane.pb"):
-        events = _read(file)
+        first, events = _read(file)
         began = min((event.begin for event in events), default=0.0)
+        start = first + round(1e3 * began)
         causes = profiled_ranks.Causes(events)
         sizes: dict[str, dict[str, int]] = {}
         for event in events:
@@ -59,25 +60,27 @@ def _events(folder: Path) -> list[TraceEvent]:
                 origin = (run.start.line, run.start.begin - began)
             begin = event.begin - began
             found.append(TraceEvent(rank, event.line, event.name, begin, event.duration, facts, kind, origin))
-    return found
+    return start, found
 
 
-def _read(file: Path) -> list[profiled_ranks.Event]:
+def _read(file: Path) -> tuple[int, list[profiled_ranks.Event]]:
+    """The events of a file, and the nanoseconds since 1970 from which they count; a float would not keep the last."""
     space = xplane_pb2.XSpace()
     space.ParseFromString(file.read_bytes())
-    # in nanoseconds since 1970, of which a float would not keep the last
     first = min((line.timestamp_ns for plane in space.planes for line in plane.lines if line.events), default=0)
-    events = []
+    events, start = [], first
     for plane in space.planes:
         names = {key: metadata.name for key, metadata in plane.event_metadata.items()}
         kinds = {key: metadata.name for key, metadata in plane.stat_metadata.items()}
+        # where the profile says when it began, its lines count from there
+        start += sum(stat.uint64_value for stat in plane.stats if kinds[stat.metadata_id] == "profile_start_time")
         for line in plane.lines:
             for event in line.events:
                 stats = {kinds[stat.metadata_id]: _value(stat, kinds) for stat in event.stats}
                 begin, duration = (line.timestamp_ns - first) / 1e3 + event.offset_ps / 1e6, event.duration_ps / 1e6
                 lane = line.name or str(line.id)
                 events.append(profiled_ranks.Event(lane, names[event.metadata_id], begin, duration, stats))
-    return events
+    return start, events
 
 
 def _value(stat: xplane_pb2.XStat, names: Mapping[int, str]) -> object:

@@ -56,7 +56,7 @@ _ITEM_BYTES = {
 
 
 @contextmanager
-def profiled(folder: Path) -> Iterator[Callable[[], list[TraceEvent]]]:
+def profiled(folder: Path) -> Iterator[Callable[[], tuple[int, list[TraceEvent]]]]:
     """Trace operators and collectives of this rank."""
     profiler = torch.profiler.profile(activities=list(torch.profiler.supported_activities()), record_shapes=True)
     profiler.start()
@@ -87,17 +87,18 @@ def small_all_reduce(value: torch.Tensor) -> AbstractContextManager[object]:
     return annotated(f"{_SMALL_ALL_REDUCE} of {value.nbytes} bytes")
 
 
-def _events(file: Path) -> list[TraceEvent]:
+def _events(file: Path) -> tuple[int, list[TraceEvent]]:
     """The events of a trace in Chrome's format: collectives as they ran, with bytes, and with the place of their call.
 
     A call and its run are two events of two threads; neither names the other. A run is that of the first call of its
     kind and shape that has none yet. Messages of a small all-reduce are in its range, which stands for them.
     """
-    events = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("ph") == "X"]
-    first = min((float(event["ts"]) for event in events), default=0.0)
+    profile = json.loads(file.read_text())
+    events = [event for event in profile["traceEvents"] if event.get("ph") == "X"]
     rank, found = world().local_ranks[0], []
     events = [event for event in events if str(event.get("tid")) != "0" and event.get("cat") != "Trace"]  # its own
     events.sort(key=lambda event: float(event["ts"]))
+    first = float(events[0]["ts"]) if events else 0.0
     place = _Places(events)
     calls = [event for event in events if _CALL.match(event["name"]) and _kind(event) is not None]
     ranges = [event for event in events if event["name"].startswith(_SMALL_ALL_REDUCE)]
@@ -120,7 +121,7 @@ def _events(file: Path) -> list[TraceEvent]:
         if origin is not None:
             origin = (origin[0], origin[1] - first)
         found.append(TraceEvent(rank, _lane(event), event["name"], begin, duration, facts, kind, origin))
-    return found
+    return profile.get("baseTimeNanoseconds", 0) + round(1e3 * first), found
 
 
 def _is_inside(event: dict[str, Any], whole: dict[str, Any]) -> bool:

@@ -14,15 +14,16 @@ _STEP = re.compile(r"^step (\d+)$")  # an annotation of the user's may begin wit
 _LAYER, _GRADIENTS = (re.compile(f"^{text} (.+)$") for text in ("layer", "gradients of"))
 
 
-def chrome(processes: Mapping[int, Sequence[TraceEvent]]) -> dict[str, object]:
+def chrome(processes: Mapping[int, tuple[int, Sequence[TraceEvent]]]) -> dict[str, object]:
     """The trace in Chrome's format.
 
     Args:
-        processes: process index -> its events. Each process counts time from the begin of its own profile.
+        processes: process index -> when its own profile began, in nanoseconds of one clock, and its events.
     """
+    began = min((origin for origin, found in processes.values() if found), default=0)
     events: list[dict[str, Any]] = []
     lanes: dict[tuple[int, str], int] = {}
-    for index, found in processes.items():
+    for index, (origin, found) in processes.items():
         drawn = [
             (event, "collectives", str(event.collective), "collective", {"event": event.name, **facts})
             for event, facts in _collectives(found)
@@ -33,7 +34,7 @@ def chrome(processes: Mapping[int, Sequence[TraceEvent]]) -> dict[str, object]:
             # not 0 and no number of two ranks: Perfetto takes thread 0 of process P for thread P
             tid = lanes.setdefault((owner, lane), len(lanes) + 1)
             shown = {"name": name, "ph": "X", "pid": owner, "tid": tid, "cat": kind, "args": facts}
-            events.append({**shown, **_span(event)})
+            events.append({**shown, **_span(event, origin - began)})
     for (owner, lane), tid in lanes.items():
         events.append({"name": "thread_name", "ph": "M", "pid": owner, "tid": tid, "args": {"name": lane}})
     events += _beside(events, len(lanes) + 1)
@@ -84,13 +85,17 @@ def _beside(events: Sequence[dict[str, Any]], tid: int) -> list[dict[str, Any]]:
     return new
 
 
-def _span(event: TraceEvent) -> dict[str, float]:
+def _span(event: TraceEvent, late: int) -> dict[str, float]:
     """Begin and duration in microseconds, both whole nanoseconds: those that end together do so when read again.
 
     A tenth of a nanosecond is added, since Perfetto cuts off what is below one.
+
+    Args:
+        event: what is drawn.
+        late: nanoseconds by which its process began later than the first one.
     """
     begin, end = round(1e3 * event.begin), round(1e3 * (event.begin + event.duration))
-    return {"ts": (begin + 0.1) / 1e3, "dur": (end - begin + 0.1) / 1e3}
+    return {"ts": (late + begin + 0.1) / 1e3, "dur": (end - begin + 0.1) / 1e3}
 
 
 #: numbers of lanes that belong to a process and to no rank begin here

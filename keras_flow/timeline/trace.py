@@ -83,7 +83,7 @@ def trace(path: str | Path) -> Iterator[None]:
             finally:
                 marks.close()
                 pausing.set_gate(marks.before)
-        _write_part(parts, here.process_index, events())
+        _write_part(parts, here.process_index, *events())
     if here.process_count > 1:
         _meet(parts, here.process_count, here.process_index, error is not None)
     if here.process_index == 0:
@@ -126,10 +126,10 @@ class _Layers:
             return original(layer, *args, **kwargs)
 
 
-def _write_part(parts: Path, index: int, events: list[TraceEvent]) -> None:
+def _write_part(parts: Path, index: int, began: int, events: list[TraceEvent]) -> None:
     parts.mkdir(exist_ok=True)
     new = parts / f"{index}.new"
-    new.write_text(json.dumps([asdict(event) for event in events]))
+    new.write_text(json.dumps([began, [asdict(event) for event in events]]))
     new.rename(parts / f"{index}.json")
 
 
@@ -144,9 +144,7 @@ def _meet(parts: Path, count: int, index: int, failed: bool) -> None:
 
 
 def _merge(parts: Path, target: Path) -> None:
-    events = {
-        int(part.stem): [TraceEvent(**event) for event in json.loads(part.read_text())]
-        for part in sorted(parts.glob("*.json"))
-    }
+    found = {int(part.stem): json.loads(part.read_text()) for part in sorted(parts.glob("*.json"))}
+    events = {index: (began, [TraceEvent(**event) for event in each]) for index, (began, each) in found.items()}
     atomic.write_text(target, json.dumps(chrome(events)))
     shutil.rmtree(parts, ignore_errors=True)

@@ -7,14 +7,14 @@ from keras_flow.timeline import merge
 
 
 def collectives(*found: TraceEvent) -> list[dict]:
-    events: list[dict] = merge.chrome({0: found})["traceEvents"]  # type: ignore[assignment]
+    events: list[dict] = merge.chrome({0: (0, found)})["traceEvents"]  # type: ignore[assignment]
     return [event for event in events if event.get("cat") == "collective"]
 
 
 def test_events_that_end_together_do_so_in_whole_nanoseconds() -> None:
     """An outer and an inner event, which floats tear apart: 0.1 + 0.2 is more than 0.3."""
     inner, outer = TraceEvent(0, "operations", "inner", 0.1, 0.2), TraceEvent(0, "operations", "outer", 0.0, 0.3)
-    events = [event for event in merge.chrome({0: [outer, inner]})["traceEvents"] if event["ph"] == "X"]  # type: ignore[index]
+    events = [event for event in merge.chrome({0: (0, [outer, inner])})["traceEvents"] if event["ph"] == "X"]  # type: ignore[index]
     assert len({event["tid"] for event in events}) == 1
     spans = {event["name"]: [int(1e3 * event[key]) for key in ("ts", "dur")] for event in events}
     assert spans == {"inner": [100, 200], "outer": [0, 300]}
@@ -22,12 +22,12 @@ def test_events_that_end_together_do_so_in_whole_nanoseconds() -> None:
 
 def test_the_outer_one_of_two_that_begin_together_comes_first() -> None:
     inner, outer = TraceEvent(0, "operations", "inner", 1.0, 0.2), TraceEvent(0, "operations", "outer", 1.0, 0.3)
-    events: list[dict] = merge.chrome({0: [inner, outer]})["traceEvents"]  # type: ignore[assignment]
+    events: list[dict] = merge.chrome({0: (0, [inner, outer])})["traceEvents"]  # type: ignore[assignment]
     assert [event["name"] for event in events if event["ph"] == "X"] == ["outer", "inner"]
 
 
 def test_each_rank_has_a_lane() -> None:
-    of_ranks = {rank: [TraceEvent(rank, "thread 1", "aten::add", 1.0, 2.0)] for rank in range(3)}
+    of_ranks = {rank: (0, [TraceEvent(rank, "thread 1", "aten::add", 1.0, 2.0)]) for rank in range(3)}
     events: list[dict] = merge.chrome(of_ranks)["traceEvents"]  # type: ignore[assignment]
     assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == [
         "rank 0",
@@ -39,8 +39,17 @@ def test_each_rank_has_a_lane() -> None:
     assert all((round(event["ts"], 3), round(event["dur"], 3)) == (1.0, 2.0) for event in drawn)
 
 
+def test_a_process_that_began_late_is_drawn_late() -> None:
+    of_ranks = {
+        rank: (1_796_061_045_000_000_000 + rank * 300, [TraceEvent(rank, "t", "a", 0.0, 2.0)]) for rank in (0, 1)
+    }
+    events: list[dict] = merge.chrome({**of_ranks, 2: (0, [])})["traceEvents"]  # type: ignore[assignment]
+    begins = {event["pid"]: event["ts"] for event in events if event["ph"] == "X"}
+    assert {rank: round(begin, 3) for rank, begin in begins.items()} == {0: 0.0, 1: 0.3}
+
+
 def test_events_of_no_rank_stand_in_the_lane_of_their_process() -> None:
-    events: list[dict] = merge.chrome({0: [TraceEvent(None, "python", "tracing", 0.0, 1.0)]})["traceEvents"]  # type: ignore[assignment]
+    events: list[dict] = merge.chrome({0: (0, [TraceEvent(None, "python", "tracing", 0.0, 1.0)])})["traceEvents"]  # type: ignore[assignment]
     assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == ["process 0"]
 
 
@@ -84,7 +93,7 @@ def test_events_that_overlap_stand_beside_each_other() -> None:
         TraceEvent(0, "thread 1", name, begin, duration)
         for name, begin, duration in (("a", 0.0, 10.0), ("in a", 2.0, 3.0), ("over a", 8.0, 4.0), ("after", 12.0, 1.0))
     ]
-    events: list[dict] = merge.chrome({0: found})["traceEvents"]  # type: ignore[assignment]
+    events: list[dict] = merge.chrome({0: (0, found)})["traceEvents"]  # type: ignore[assignment]
     lane = {event["name"]: event["tid"] for event in events if event["ph"] == "X"}
     assert lane["a"] == lane["in a"] == lane["after"] != lane["over a"]
     assert [event["args"]["name"] for event in events if event["name"] == "thread_name"] == [

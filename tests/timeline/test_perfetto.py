@@ -38,7 +38,7 @@ def test_lanes_and_facts_arrive(tmp_path: Path) -> None:
         TraceEvent(1, "thread 1", "over", 8.0, 4.0),
         TraceEvent(1, "thread 2", "gloo:all_reduce", 2.0, 3.0, {"bytes": 64, "layer": "model/up"}, "all_reduce"),
     ]
-    events: list[dict] = merge.chrome({0: found})["traceEvents"]  # type: ignore[assignment]
+    events: list[dict] = merge.chrome({0: (0, found)})["traceEvents"]  # type: ignore[assignment]
     lost, slices, facts = perfetto.query(
         written(tmp_path, events),
         perfetto.LOST,
@@ -71,7 +71,7 @@ def test_events_that_begin_and_end_together_arrive(tmp_path: Path) -> None:
             for length in [draw.choice(durations)]
         ]
 
-    events: list[dict] = merge.chrome({0: made([None, 0, 1]), 1: made([None, 2, 3])})["traceEvents"]  # type: ignore[assignment]
+    events: list[dict] = merge.chrome({0: (7, made([None, 0, 1])), 1: (3000, made([None, 2, 3]))})["traceEvents"]  # type: ignore[assignment]
     by_process = "select pid, count(*) as slices from slice join thread_track on track_id = thread_track.id "
     by_process += "join thread using (utid) join process using (upid) group by pid order by pid"
     lost, drawn = perfetto.query(written(tmp_path, events), perfetto.LOST, by_process)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from keras_flow.backends.engines import that_train
+from keras_flow.backends.engines import ENGINES, that_train
 from tests import sampling
+from tests.ranks import Pool
 from tests.timeline import perfetto
 
 pytestmark = pytest.mark.timeout(280)
@@ -108,6 +109,46 @@ def test_a_pipelines_stages_and_micro_batches(on_ranks, backend: str, tmp_path: 
     assert {f"{stage}{kind}{part} on rank {stage}" for stage in range(4) for kind in "FB" for part in range(2)} <= {
         *names
     }
+
+
+def late(folder: str) -> list[dict[str, Any]]:
+    """On every process: the second one begins 0.6 s after the first."""
+    import time
+    from pathlib import Path
+
+    import keras
+    import numpy as np
+
+    import keras_flow as kf
+    from keras_flow.backends.active import backend
+
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4)])
+        model.compile("sgd", "mse")
+        x = np.ones((16, 8), "float32")
+        model.fit(x, x[:, :4], verbose=0)
+        path = Path(folder) / "run.json"
+        with kf.trace(path):
+            time.sleep(0.6 * kf.env.process_index())
+            with backend().annotated("here"):
+                time.sleep(0.01)
+            model.fit(x, x[:, :4], verbose=0)
+    return json.loads(path.read_text())["traceEvents"] if kf.env.is_main_process() else []
+
+
+@pytest.mark.parametrize("backend", sampling.on_one(that_train()))
+def test_processes_have_one_clock_and_ranks_of_their_own(backend: str, tmp_path: Path) -> None:
+    each = 2 if ENGINES[backend].drives_all_ranks else 1
+    pool = Pool(backend, tmp_path / "pool", ranks=2 * each, processes=2)
+    try:
+        events = pool(late, str(tmp_path))
+    finally:
+        pool.close()
+    first, second = sorted(event["ts"] for event in events if event["name"] == "here")
+    assert 0.4e6 < second - first < 3e6, "microseconds"
+    assert min(event["ts"] for event in events if event["ph"] == "X") < 1, "the trace begins with its first event"
+    if backend != "tensorflow":  # whose threads need not settle whose each is
+        assert {event["pid"] for event in events if event.get("cat") == "collective"} == {*range(2 * each)}
 
 
 def overlapping(events: list[dict[str, Any]]) -> list[str]:
