@@ -6,6 +6,9 @@ LAYOUTS = (
     "dpNr, AxBz3r or ppNr (activations are computed again)"
 )
 
+#: what a pipeline's name may end with, after a hyphen
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb1p", "zbv", "auto")
+
 #: a name -> what it is
 _EXAMPLES = {
     "dp4": "data parallel: the rows of a batch are split over 4 ranks",

@@ -20,7 +20,6 @@ from keras_flow import user_file
 from keras_flow.backends import active
 from keras_flow.backends.engine_process import EngineProcess
 from keras_flow.backends.engines import ENGINES
-from keras_flow.errors import FlowError
 from keras_flow.launch import rehearsal
 from keras_flow.runtime import versions
 
@@ -55,10 +54,10 @@ class RulesCheck:
         self._process = EngineProcess(engine.name, *told, environment=aside, with_errors=False)
 
     def __enter__(self) -> RulesCheck:
-        self._process.wait(_SECONDS)
         try:
+            self._process.wait(_SECONDS)
             self.raise_what_is_found()
-        except FlowError:
+        except BaseException:  # also a signal, after which nobody leaves the block
             self.__exit__()
             raise
         return self

@@ -72,7 +72,19 @@ def megabytes(bytes_: float) -> str:
     Example:
         >>> megabytes(138_240)
         '0.138'
-        >>> megabytes(5_123)
-        '0.0051'
+        >>> megabytes(5_123), megabytes(40)
+        ('0.0051', '0.000040')
     """
-    return f"{bytes_ / 1e6:.3f}" if bytes_ >= 10_000 or not bytes_ else f"{bytes_ / 1e6:.4f}"
+    return f"{bytes_ / 1e6:.{3 if bytes_ >= 10_000 or not bytes_ else 4 if bytes_ >= 50 else 6}f}"
+
+
+def decimal(value: float, digits: int = 4) -> str:
+    """A loss or a metric, for a column: with so many decimals, or where these say little with so many digits.
+
+    Example:
+        >>> decimal(0.25), decimal(3e-5), decimal(1e8), decimal(float("inf"))
+        ('0.2500', '3e-05', '1e+08', 'not finite')
+    """
+    if not math.isfinite(value):
+        return "not finite"
+    return f"{value:.{digits}f}" if not value or 1e-3 <= abs(value) < 1e6 else f"{value:.{digits}g}"

@@ -6,6 +6,7 @@ It defines `build_model` and `load_data`, and for layouts that split variables `
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib.util
 import math
 import re
@@ -21,7 +22,7 @@ import numpy as np
 from keras_flow.backends import symbolic
 from keras_flow.errors import FlowError, frames_of_user
 from keras_flow.launch import rehearsal
-from keras_flow.layout_names import LAYOUTS
+from keras_flow.layout_names import LAYOUTS, SCHEDULES
 
 if TYPE_CHECKING:
     import keras
@@ -32,7 +33,7 @@ _DATA = re.compile(r"dp([1-9]\d*)(?:z([123]))?(r?)$")
 _TENSOR = re.compile(r"tp([1-9]\d*)(r?)$")
 _PIPE = re.compile(
     r"pp([1-9]\d*)(?:xdp([1-9]\d*))?(?:xtp([1-9]\d*))?(r?)"
-    r"(?:-(gpipe|1f1b|interleaved|zb1p|zbv|auto))?(?:-m([1-9]\d*))?$"
+    rf"(?:-({'|'.join(SCHEDULES)}))?(?:-m([1-9]\d*))?$"
 )
 _HYBRID = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:z([123]))?(r?)$")
 #: ranks of a layout of the file's own, whose size is not known until the file has run
@@ -215,20 +216,56 @@ def ranks_for(layouts: Sequence[str], given: int | None = None) -> int:
     return max((ranks_of(name) or given or RANKS_OF_OWN for name in layouts), default=1)
 
 
-def with_schedule(layout: str, schedule: str | None, microbatches: int | None) -> str:
-    """The name of a pipeline's layout with its schedule and number of micro-batches; other names as they are.
+def with_schedule(layouts: Sequence[str], schedule: str | None, microbatches: int | None) -> tuple[str, ...]:
+    """The names of layouts, those of pipelines with the schedule and number of micro-batches that a command was given.
+
+    Raises:
+        FlowError: no layout is a pipeline that takes them, or there is no such schedule.
 
     Example:
-        >>> with_schedule("pp2", "zbv", 8), with_schedule("pp2", None, None), with_schedule("dp4", "zbv", 8)
-        ('pp2-zbv-m8', 'pp2', 'dp4')
+        >>> with_schedule(["dp4", "pp2"], "zbv", 8)
+        ('dp4', 'pp2-zbv-m8')
     """
-    if not _PIPE.match(layout):
-        return layout
-    return layout + (f"-{schedule}" if schedule else "") + (f"-m{microbatches}" if microbatches else "")
+    if schedule is not None and schedule not in SCHEDULES:
+        raise FlowError(f"--schedule {schedule}: legal are {', '.join(SCHEDULES)}")
+    pipes = {layout: match for layout in layouts if (match := _PIPE.match(layout))}
+    for option, place, value in (("--schedule", 5, schedule), ("--microbatches", 6, microbatches)):
+        if value is not None and not pipes:
+            raise FlowError(
+                f"{option} is of a pipeline, and no layout that was named is one: add a layout ppN, for example pp2"
+            )
+        if value is not None and (double := [layout for layout, match in pipes.items() if match[place]]):
+            raise FlowError(f"layout {double[0]!r} says in its name what {option} says too: leave out one of them")
+
+    def whole(layout: str) -> str:
+        if layout not in pipes:
+            return layout
+        ends = (("-", schedule or pipes[layout][5]), ("-m", microbatches or pipes[layout][6]))
+        return layout.partition("-")[0] + "".join(f"{sign}{end}" for sign, end in ends if end)
+
+    return tuple(map(whole, layouts))
+
+
+def refuse_other_ranks(layouts: Sequence[str], ranks: int | None, what: str) -> None:
+    """Refuse a number of ranks where the names of all layouts say other ones.
+
+    Raises:
+        FlowError: they do.
+    """
+    said = {layout: ranks_of(layout) for layout in layouts if layout != "1"}
+    if ranks is not None and said and None not in said.values() and ranks not in said.values():
+        name, needs = next(iter(said.items()))
+        raise FlowError(
+            f"{what} was asked for layout {name!r} on {ranks} ranks; its name says {needs}: leave ranks out"
+        )
 
 
 def check_file(
-    file: str | Path, layouts: Sequence[str], what: str = "a comparison", needs: Sequence[str] = tuple(_NEEDS)
+    file: str | Path,
+    layouts: Sequence[str],
+    what: str = "a comparison",
+    needs: Sequence[str] = tuple(_NEEDS),
+    ranks: int | None = None,
 ) -> None:
     """Check a file and names of layouts before any process starts. The file is parsed, not run.
 
@@ -237,15 +274,17 @@ def check_file(
         layouts: names of layouts.
         what: who needs the functions, for the error.
         needs: functions that the file must define.
+        ranks: how many were asked for; None: as many as the layouts need.
 
     Raises:
-        FlowError: no layout is named; one is none of `LAYOUTS` in a file without `distributions`; the
-            file is not Python, or does not define a function that is needed.
+        FlowError: no layout is named; one is none of `LAYOUTS` in a file without `distributions`, or all have other
+            ranks; the file is not Python, or does not define a function that is needed.
     """
     if Path(file).suffix != ".py":
         raise FlowError(f"{file} is not a Python file: its name does not end in .py")
     if not layouts:
         raise FlowError(f"no layout was named: legal are 1, {LAYOUTS}, or names from the file's distributions()")
+    refuse_other_ranks(layouts, ranks, what)
     try:
         tree = ast.parse(Path(file).read_bytes(), str(file))
     except SyntaxError as error:
@@ -280,6 +319,10 @@ def _unknown(layout: str, named: Collection[str]) -> FlowError:
     parts = layout.split()
     if len(parts) > 1 and all(part in named or ranks_of(part) for part in parts):
         return FlowError(f"unknown layout {layout!r}: separate layouts by commas, {','.join(parts)}")
+    # with another sign, or in capitals
+    meant = [re.sub(r"[^a-z0-9]+", sign, layout.lower()) for sign in ("", "x", "-")]
+    if near := [name for name in meant if ranks_of(name)] or difflib.get_close_matches(layout, named, 1):
+        return FlowError(f"unknown layout {layout!r}: did you mean {near[0]!r}?")
     also = f"one of distributions(): {sorted(named)}" if named else "a name from the file's distributions()"
     return FlowError(
         f"unknown layout {layout!r}: it is 1, {LAYOUTS}, or {also}; "

@@ -61,6 +61,18 @@ def test_a_layout_of_the_files_own_has_the_ranks_that_are_asked_for(
         pass
 
 
+def test_a_signal_while_it_waits_ends_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(process: EngineProcess, *_: object) -> bool:
+        started.append(process)
+        raise SystemExit(143)
+
+    started: list[EngineProcess] = []
+    monkeypatch.setattr(EngineProcess, "wait", interrupted)
+    with pytest.raises(SystemExit):
+        check(tmp_path, monkeypatch)
+    assert started[0].status is not None
+
+
 def test_what_is_wrong_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(kf.FlowError, match="rule 'hiden/kernel' matched no variable") as error:
         check(tmp_path, monkeypatch, key="hiden/kernel")

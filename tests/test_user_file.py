@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -176,7 +177,35 @@ def test_names_of_zero_and_remat(tiny: ModuleType) -> None:
     pipelines = [user_file.distribution_maker(tiny, name)() for name in ("pp2", "pp2r", "pp2xdp2r-gpipe-m4")]  # type: ignore[misc]
     assert [one._repeats_stages for one in pipelines] == [False, True, True]
     assert [user_file.ranks_of(name) for name in names] == [4, 4, 4, 4, 2, 4, 4, 4]
-    assert user_file.with_schedule("pp2r", "zbv", 8) == "pp2r-zbv-m8"
+
+
+def test_options_of_a_pipeline_need_one() -> None:
+    schedule = user_file.with_schedule
+    assert schedule(("dp4", "pp2r"), "zbv", 8) == ("dp4", "pp2r-zbv-m8")
+    assert schedule(("pp2-m8",), "zbv", None) == ("pp2-zbv-m8",) == schedule(("pp2-zbv",), None, 8)
+    assert schedule(("pp2-zbv", "dp2"), None, None) == ("pp2-zbv", "dp2")
+    for layouts, *options, words in (
+        (("dp4", "mine"), "zbv", None, "--schedule is of a pipeline, and no layout that was named is one"),
+        (("dp4",), None, 8, "--microbatches is of a pipeline"),
+        (("pp2",), "zb1p1", None, "--schedule zb1p1: legal are gpipe, 1f1b, interleaved, zb1p, zbv, auto"),
+        (("pp2-gpipe",), "zbv", None, "layout 'pp2-gpipe' says in its name what --schedule says too"),
+    ):
+        with pytest.raises(kf.FlowError, match=words):
+            schedule(layouts, *options)
+
+
+def test_ranks_that_no_layout_has_are_refused() -> None:
+    for layouts in (("1", "dp4"), ("dp4", "2x2")):
+        with pytest.raises(kf.FlowError, match="us was asked for layout 'dp4' on 8 ranks; its name says 4: leave"):
+            user_file.refuse_other_ranks(layouts, 8, "us")
+    for layouts in (("1", "dp8"), ("dp4", "mine"), ("1",), ()):
+        user_file.refuse_other_ranks(layouts, 8, "us")
+
+
+def test_the_layout_that_was_meant(tiny: ModuleType) -> None:
+    for name, meant in (("dp-4", "dp4"), ("2*2", "2x2"), ("TP4", "tp4"), ("pp2_zbv", "pp2-zbv"), ("scaledd", "scaled")):
+        with pytest.raises(kf.FlowError, match=f"unknown layout {re.escape(repr(name))}: did you mean '{meant}'"):
+            user_file.distribution_maker(tiny, name)
 
 
 def test_without_rules_a_skeleton_of_the_models_own_paths(tiny: ModuleType) -> None:

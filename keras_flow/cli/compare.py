@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from keras_flow.cli.explain import MICROBATCHES, RANKS, SCHEDULE
+from keras_flow.compare.options import LAYOUTS, WITHOUT_RULES
 from keras_flow.errors import require_file
 
 #: help of `--backends`, of verify too
 BACKENDS = "Keras backends, separated by commas; default: those that are installed."
-#: layouts that are compared unless others are named: of a file with `rules()`, and of one without
-_LAYOUTS, _WITHOUT_RULES = "1,dp4,tp4,2x2", "1,dp4"
 
 
 def compare(
@@ -26,7 +25,7 @@ def compare(
         str | None,
         typer.Option(
             help="1 (one device) and names from the list below or from distributions(), separated by commas; default: "
-            f"{_LAYOUTS}, of a file without rules() {_WITHOUT_RULES}."
+            f"{','.join(LAYOUTS)}, of a file without rules() {','.join(WITHOUT_RULES)}."
         ),
     ] = None,
     ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help=RANKS)] = None,
@@ -53,24 +52,15 @@ def compare(
     require_file(file, "keras-flow compare")
     from keras_flow.cli.untested import say_untested
     from keras_flow.compare.runner import CompareOptions, chosen_backends, compare  # loads keras
-    from keras_flow.user_file import may_split_weights, with_schedule
+    from keras_flow.user_file import with_schedule
 
     requested = None if backends is None else names_of(backends)
     say_untested(chosen_backends(requested)[0])
-    if layouts is None and may_split_weights(file):
-        layouts = _LAYOUTS
-    elif layouts is None:
-        layouts = _WITHOUT_RULES
-        typer.echo(
-            f"{file} has no rules(): the layouts are {layouts}. For tp4 and 2x2 it needs some; "
-            f"keras-flow explain {file} --layout 2x2 prints rules to begin with",
-            err=True,
-        )
-
+    named = with_schedule(() if layouts is None else names_of(layouts), schedule, microbatches)
     options = CompareOptions(
         file=file,
         backends=requested,
-        layouts=tuple(with_schedule(name, schedule, microbatches) for name in names_of(layouts)),
+        layouts=None if layouts is None else named,
         steps=steps,
         epochs=epochs,
         batch_size=batch_size,

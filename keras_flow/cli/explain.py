@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from keras_flow.errors import require_file
+from keras_flow.layout_names import SCHEDULES
 
 #: help of `--ranks`, and of the options of a pipeline's layout
 RANKS = "Number of ranks, where the layout's name does not say it."
-SCHEDULE = "Of a pipeline: gpipe, 1f1b (the default), interleaved, zb1p, zbv or auto."
+SCHEDULE = f"Of a pipeline: {', '.join(SCHEDULES)}; default: 1f1b."
 MICROBATCHES = "Of a pipeline: into how many a batch is cut; twice the stages by default."
 
 
@@ -43,18 +44,18 @@ def explain(
     """
     require_file(file, "keras-flow explain")
     from keras_flow.backends import active
-    from keras_flow.user_file import check_file
+    from keras_flow.user_file import check_file, with_schedule
 
     active.checked_name()  # before the file imports Keras, whose error names no backend that there is
-    check_file(file, (layout,), "explain", ("build_model",))
+    (layout,) = with_schedule((layout,), schedule, microbatches)
+    check_file(file, (layout,), "explain", ("build_model",), ranks)
     from rich.console import Console
 
     from keras_flow.explainer.explain_file import explain_file
     from keras_flow.explainer.rules_text import rules_file
     from keras_flow.explainer.text import show
-    from keras_flow.user_file import with_schedule
 
-    explanation = explain_file(file, with_schedule(layout, schedule, microbatches), batch_size, ranks)
+    explanation = explain_file(file, layout, batch_size, ranks)
     console = Console(width=None if sys.stdout.isatty() else 160)
     if suggest:
         if not explanation.suggested_rules:

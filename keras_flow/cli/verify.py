@@ -59,8 +59,8 @@ def verify(
 
     names, _ = chosen_backends(None if backends is None else names_of(backends))
     say_untested(names)
-    layout = with_schedule(layout, schedule, microbatches)
-    check_file(file, (layout,), "a verification")
+    (layout,) = with_schedule((layout,), schedule, microbatches)
+    check_file(file, (layout,), "a verification", ranks=ranks)
     console = Console(width=None if sys.stdout.isatty() else 140)
     results = []
     with working("verifying") as tell, RulesCheck(file, (layout,), names, "a verification", ranks) as check:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 from math import isfinite, prod
 
@@ -76,7 +78,9 @@ def between_engines(result: Comparison) -> str:
             )
             for run in others
         ]
-        limit = tolerances.between_limit([loss for loss in first.losses if isfinite(loss)] or [1.0])
+        # each run has a limit of its own, by its own losses, which are nearly equal: the least one is drawn
+        drawn = [[loss for loss in run.losses if isfinite(loss)] or [1.0] for run in others]
+        limit = min(map(tolerances.between_limit, drawn), default=0.0)
         if gaps:
             title = f"|Δ loss| to {first.backend}, layout {layout}"
             charts.append(_chart(curves(title, gaps, limit=[limit] * len(first.losses), floor=_FLOOR)))
@@ -116,20 +120,21 @@ def held(result: Comparison) -> str:
     rows = []
     for (shape, _), members in shown:
         at, path = members[0]
-        others = f" and {counted(len(members) - 1, 'other')} laid like it" if len(members) > 1 else ""
-        names = escape("\n".join(each for _, each in members))
+        names = "<br>".join(breakable(each) for _, each in members[1:])
+        others = f"and {counted(len(members) - 1, 'other')} laid like it"
+        others = f"<details><summary>{others}</summary>{names}</details>" if names else ""
         cells = "".join(_blocks(run, paths[layout][at], list(shape)) for layout, run in drawn.items())
-        rows.append(f'<tr><td title="{names}">{breakable(path)} <span>{list(shape)}{others}</span></td>{cells}</tr>')
-    head = "".join(f"<th>{_layout(run)}</th>" for run in drawn.values())
+        rows.append(f"<tr><td>{breakable(path)} <span>{list(shape)}</span>{others}</td>{cells}</tr>")
+    head = "".join(f"<th scope=col>{_layout(run)}</th>" for run in drawn.values())
     left = sum(map(len, alike.values())) - sum(len(members) for _, members in shown)
     more = f"<p>and {counted(left, 'smaller variable')}</p>" if left else ""
-    return f'<table class="held"><tr><th>variable</th>{head}</tr>{"".join(rows)}</table>{more}'
+    return f'<table class="held"><tr><th scope=col>variable</th>{head}</tr>{"".join(rows)}</table>{more}'
 
 
-def _laid(run: RunResult, path: str) -> tuple[str, dict[int, list[int]]]:
-    """A variable's nd_sbp, and the shape of its block on each rank that holds one."""
+def _laid(run: RunResult, path: str) -> tuple[str, tuple[Sequence[int], Sequence[int]], dict[int, list[int]]]:
+    """A variable's nd_sbp, ranks and hierarchy, and the shape of its block on each rank that holds one."""
     blocks = {rank: shapes[path] for rank, shapes in sorted(run.shapes.items()) if path in shapes}
-    return run.declared.get(path, "").strip("[]") or "B", blocks
+    return run.declared[path].strip("[]"), run.placements.get(path, ((), (0,))), blocks
 
 
 def _variables(run: RunResult) -> dict[str, list[int]]:
@@ -155,15 +160,14 @@ def _layout(run: RunResult) -> str:
 
 def _blocks(run: RunResult, path: str, shape: list[int]) -> str:
     """A cell: the picture of a variable of this logical shape under the run's layout."""
-    declared, blocks = _laid(run, path)
-    ranks = list(blocks)
-    placement = Placement(np.asarray(ranks).reshape(run.hierarchy) if len(ranks) == len(run.shapes) else ranks)
-    try:
+    declared, (ranks, hierarchy), blocks = _laid(run, path)
+    picture = None
+    with suppress(FlowError):  # a layout that cannot be read, or of no ranks, is told as text
+        placement = Placement(np.reshape(np.asarray(ranks, int), hierarchy))
         layout = Layout(placement, declared, shape) if shape else Layout(placement, {}, [1])
-    except FlowError:  # a layout that cannot be read is told as text
-        layout = Layout(placement, {}, shape or [1])
-    picture = layout.picture(declared, width=130) or escape(declared)
-    held_shapes = "; ".join(f"rank {rank} holds {blocks[rank]}" for rank in ranks[:8])
+        picture = layout.picture(declared, width=130)
+    picture = picture or escape(declared)
+    held_shapes = "; ".join(f"rank {rank} holds {blocks[rank]}" for rank in list(blocks)[:8])
     return f'<td title="{shape}: {escape(held_shapes)}">{picture}</td>'
 
 

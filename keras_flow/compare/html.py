@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from html import escape
 
-from rich.text import Text
-
 from keras_flow.compare.charts import between_engines, breakable, deviations, held, losses, step_times
 from keras_flow.compare.deviations import in_words
 from keras_flow.compare.result import Comparison
-from keras_flow.compare.table import heads, metric_name, nearest, row
+from keras_flow.compare.table import agreed, heads, left_out, metric_name, nearest, row
 from keras_flow.pictures.svg import table
+from keras_flow.units import counted, decimal
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1d2433;--dim:#596273;--line:#d9dee7;--paper:#fff;--panel:#f6f8fb;--bad:#b3261e;--ok:#1f7a37}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e9f0;--dim:#a3acbd;--line:#343b49;--paper:#151922;--panel:#1d222d;--bad:#ff8a80;--ok:#7bd394}}
 *{box-sizing:border-box}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:1120px;margin:1.5rem auto;padding:0 1rem}
-h1{font-size:1.45rem;line-height:1.25}h2{font-size:1.1rem;margin:2.2rem 0 .5rem}p,li{color:var(--dim)}p b,li b{color:var(--ink)}
+h1{font-size:1.45rem;line-height:1.25}h2{font-size:1.1rem;margin:2.2rem 0 .5rem}h1,p,li,dd,pre{overflow-wrap:anywhere}p,li{color:var(--dim)}p b,li b{color:var(--ink)}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--dim);font-weight:600}td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}
@@ -26,11 +25,11 @@ dl{display:grid;grid-template-columns:auto 1fr;gap:.15rem 1rem;font-size:.9rem}d
 .charts,.side{display:flex;flex-wrap:wrap;gap:1rem}.chart{flex:1 1 300px;max-width:350px}.side>section{flex:1 1 300px}
 table.held{width:auto}table.held td,table.held th{text-align:left;vertical-align:top}
 table.held svg{max-width:none}table.held td:first-child{white-space:normal}table.held span{white-space:nowrap;color:var(--dim);font-size:.85rem}
-table.text{width:auto}table.text td,table.text th{text-align:left;white-space:normal;overflow-wrap:break-word}
+table.text{width:auto}table.text td,table.text th{text-align:left;white-space:normal}table.text td{overflow-wrap:anywhere}
 .scroll{overflow-x:auto}pre{background:var(--panel);padding:.6rem .8rem;border-radius:8px;overflow-x:auto}
 @media(max-width:520px){.scroll{background:linear-gradient(270deg,var(--paper),transparent) right/2.4rem 100% no-repeat local,linear-gradient(270deg,var(--line),transparent) right/1.2rem 100% no-repeat}
 body{font-size:14px;margin:.8rem auto;padding:0 .7rem}th,td{padding:.25rem .4rem}.chart{max-width:none}
-pre{white-space:pre-wrap;overflow-wrap:break-word}dl{display:block}dd{margin-bottom:.4rem}
+pre{white-space:pre-wrap}dl{display:block}dd{margin-bottom:.4rem}
 .scroll:has(table.runs){background:none}table.runs,table.runs tbody{display:block}table.runs tr:first-child{display:none}
 table.runs tr{display:grid;grid-template-columns:repeat(4,1fr);padding:.5rem 0;border-bottom:1px solid var(--line)}
 table.runs td,tr.first td{border:0;text-align:left;padding:.1rem .2rem}
@@ -42,7 +41,7 @@ table.runs td:nth-child(n+3)::before{content:attr(data-head);display:block;font-
 def page(result: Comparison) -> str:
     """The whole page."""
     verdict = (
-        f'<p class="ok">{_all(len(result.runs))} agree within the tolerances.</p>'
+        f'<p class="ok">{agreed(result)}</p>'
         if not result.failures
         else "<ul>" + "".join(f'<li class="bad">{escape(text)}</li>' for text in result.failures) + "</ul>"
     )
@@ -85,13 +84,14 @@ def page(result: Comparison) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
 <title>keras_flow: {escape(result.program)}</title><style>{_STYLE}</style></head><body>
 <h1>{escape(result.program)}: the same training on {escape(backends)}</h1>
-<p>{len(result.runs[0].losses)} steps of {result.batch_size} rows, from the same weights, over the same rows in the
+<p>{counted(len(result.runs[0].losses), "step")} of {result.batch_size} rows, from the same weights, over the same rows in the
 same order (seed {result.seed}).</p>
 <p>{_model(result)}</p>
 {verdict}
+{"".join(f"<p>{escape(text)}</p>" for text in left_out(result))}
 {_known(result)}
 <h2>Numbers</h2><div class="scroll">{_table(result)}</div>
-<p>{nearest(result)} A number over its tolerance is red.</p>
+<p>{escape(nearest(result))} A number over its tolerance is red and has a ✗.</p>
 <dl>{_words(result)}</dl>
 {curves if result.has_engines else f'<div class="side">{curves}</div>'}
 {_weights(result)}
@@ -107,12 +107,12 @@ def fragment(result: Comparison) -> str:
     """The main parts, as a piece of a page that has colours of its own, such as a notebook."""
     metric = metric_name(result)
     names = heads(result, metric)
-    rows = [[Text.from_markup(cell).plain for cell in row(result, run, metric)] for run in result.runs]
-    known = "".join(f"<div>{escape(str(each))}</div>" for each in result.known)
-    verdict = "✓ all runs agree within the tolerances" if not result.failures else "✗ " + "; ".join(result.failures)
+    rows = [[cell for cell, _ in row(result, run, metric)] for run in result.runs]
+    notes = "".join(f"<div>{escape(str(each))}</div>" for each in (*left_out(result), *result.known))
+    verdict = f"✓ {agreed(result)}" if not result.failures else "✗ " + "; ".join(result.failures)
     wrap = "<div style='display:flex;flex-wrap:wrap;gap:1em'>{}</div>"
     return (
-        f"<div><b>{escape(verdict)}</b></div>{known}"
+        f"<div><b>{escape(verdict)}</b></div>{notes}"
         + table(("backend", "layout", *names), rows, numbers=range(2, 2 + len(names)))
         + wrap.format(losses(result))
         + wrap.format(deviations(result))
@@ -132,10 +132,6 @@ def _known(result: Comparison) -> str:
 def _model(result: Comparison) -> str:
     """The model, its optimizer and its loss, as a sentence."""
     return " · ".join(f"{name}: <b>{escape(words)}</b>" for name, words in result.model.items())
-
-
-def _all(runs: int) -> str:
-    return "Both runs" if runs == 2 else f"All {runs} runs"
 
 
 def _charts(title: str, words: str, charts: str) -> str:
@@ -163,7 +159,8 @@ def _weights(result: Comparison) -> str:
             rows.append(f"<tr>{cells}</tr>")
     moved = {run.backend: run.weights_moved for run in result.runs if run.layout != "1"}
     amounts = ", ".join(f"{amount:.2g} on {escape(backend)}" for backend, amount in moved.items())
-    head = "<tr><th>backend</th><th>layout</th><th>weight</th><th>of its tolerance</th></tr>"
+    names = ("backend", "layout", "weight", "of its tolerance")
+    head = f"<tr>{''.join(f'<th scope=col>{name}</th>' for name in names)}</tr>"
     return _section(
         "Final weights",
         f"The weight of each run that is nearest to its tolerance. One device moved its weights by at most {amounts}.",
@@ -178,7 +175,7 @@ def _words(result: Comparison) -> str:
     metric = metric_name(result)
     words = {
         ", ".join(
-            ("loss", *([metric] if metric else []))
+            filter(None, ("loss", metric))
         ): "The trained model on the validation rows (or on all rows, if there are "
         "none), as <code>evaluate</code> computes it. The curves below show the loss of each step.",
         "Δ loss, Δ weights": "Largest difference from the run of the same backend on one device.",
@@ -191,7 +188,7 @@ def _words(result: Comparison) -> str:
         "MB/step": "Bytes that a rank receives in a training step, as <code>keras-flow explain</code> computes them.",
         "peak MB": "Peak memory of a rank during a step, as <code>keras-flow explain</code> computes it.",
     }
-    return "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in words.items())
+    return "".join(f"<dt>{escape(name)}</dt><dd>{text}</dd>" for name, text in words.items())
 
 
 def _table(result: Comparison) -> str:
@@ -201,31 +198,25 @@ def _table(result: Comparison) -> str:
     for run in result.runs:
         first = ' class="first"' if last not in (None, run.backend) else ""
         last = run.backend
-        cells = [Text.from_markup(cell).plain for cell in row(result, run, metric)]
-        # `not <=` is true for nan as well
-        over = {
-            "Δ loss": not run.loss_share <= 1,
-            "Δ weights": not run.weights_share <= 1,
-            "Δ engine": not (run.between_share or 0) <= 1,
-        }
         rows.append(
-            f"<tr{first}>"
+            f'<tr{first} role="row">'
             + "".join(
-                f'<td{" class=bad" if over.get(head) else ""} data-head="{escape(head)}">{escape(cell)}</td>'
-                for cell, head in zip(cells, names, strict=True)
+                f'<td role="cell"{" class=bad" if over else ""} data-head="{escape(head)}">{escape(cell)}</td>'
+                for (cell, over), head in zip(row(result, run, metric), names, strict=True)
             )
             + "</tr>"
         )
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    return f'<table class="runs"><tr>{head}</tr>{"".join(rows)}</table>'
+    head = "".join(f'<th scope="col" role="columnheader">{escape(name)}</th>' for name in names)
+    # roles: on a phone it is drawn as a list, and would be no table to a screen reader
+    return f'<table class="runs" role="table"><tr role="row">{head}</tr>{"".join(rows)}</table>'
 
 
 def _evaluations(result: Comparison) -> str:
     backends = list(dict.fromkeys(run.backend for run in result.runs))
-    head = "<th>trained on</th><th>layout</th>" + "".join(f"<th>{escape(name)}</th>" for name in backends)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("trained on", "layout", *backends))
     rows = "".join(
         f"<tr><td>{escape(run.backend)}</td><td>{escape(run.layout)}</td>"
-        + "".join(f"<td>{run.evaluated[name]:.6f}</td>" for name in backends)
+        + "".join(f"<td>{decimal(run.evaluated[name], 6)}</td>" for name in backends)
         + "</tr>"
         for run in result.runs
     )

@@ -7,6 +7,9 @@ import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+#: layouts that are compared unless others are named: of a file with `rules()`, and of one without
+LAYOUTS, WITHOUT_RULES = ("1", "dp4", "tp4", "2x2"), ("1", "dp4")
+
 
 @dataclass(frozen=True)
 class CompareOptions:
@@ -15,19 +18,20 @@ class CompareOptions:
     Attributes:
         file: the user's program.
         backends: Keras backends, in the order in which they run; None: those that are installed.
-        layouts: `"1"`, `"dpN"`, `"tpN"`, `"AxB"` or a name from the program's `distributions()`.
+        layouts: `"1"`, `"dpN"`, `"tpN"`, `"AxB"` or names from the program's `distributions()`; None: `LAYOUTS`, or
+            `WITHOUT_RULES` where the file has no `rules()`.
         steps: training steps; None trains whole epochs.
         epochs: epochs; None is 1 without `steps`, otherwise as many as the steps need.
         batch_size: rows of a global batch.
         seed: seed of the initial weights and of the order of samples.
         out: folder for the report.
-        trace: write a timeline of two more steps of each run.
+        trace: write a timeline of three more steps of each run.
         ranks: how many ranks layouts of the program's own may use; None: 4, or more where another layout names more.
     """
 
     file: Path
     backends: tuple[str, ...] | None = None
-    layouts: tuple[str, ...] = ("1", "dp4", "tp4", "2x2")
+    layouts: tuple[str, ...] | None = None
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
@@ -45,7 +49,7 @@ class CompareOptions:
         """
         words = ["keras-flow", "compare", str(self.file)]
         words += [] if self.backends is None else ["--backends", ",".join(self.backends)]
-        words += ["--layouts", ",".join(self.layouts)]
+        words += [] if self.layouts is None else ["--layouts", ",".join(self.layouts)]
         numbers = {"ranks": self.ranks, "steps": self.steps, "epochs": self.epochs, "batch-size": self.batch_size}
         for name, value in numbers.items():
             words += [] if value is None else [f"--{name}", str(value)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class RunResult:
         bytes_per_rank: rank -> bytes of weights that it physically holds.
         shapes: rank -> variable path -> shape that it physically holds.
         declared: variable path -> nd_sbp.
+        placements: variable path -> the ranks of its placement in order, and their hierarchy.
         ranks_named: ranks that the layout names.
         loss_deviation: largest deviation from this backend's single-device run, loss of a step.
         loss_share: the same, as a share of the tolerance.
@@ -47,6 +49,7 @@ class RunResult:
     bytes_per_rank: dict[int, int]
     shapes: dict[int, dict[str, list[int]]]
     declared: dict[str, str]
+    placements: dict[str, tuple[Sequence[int], Sequence[int]]]
     ranks_named: int
     loss_deviation: float
     loss_share: float

@@ -7,12 +7,14 @@ import math
 import os
 import platform
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -23,14 +25,14 @@ from keras_flow.backends.engine_process import EngineProcess
 from keras_flow.backends.engines import ENGINES, require_known, that_train
 from keras_flow.compare import deviations, html, table
 from keras_flow.compare.known_differences import ProgramFacts, that_fit
-from keras_flow.compare.options import CompareJob, CompareOptions
+from keras_flow.compare.options import LAYOUTS, WITHOUT_RULES, CompareJob, CompareOptions
 from keras_flow.compare.result import Comparison, Known, RunResult
 from keras_flow.errors import FlowError
 from keras_flow.progress import working
 from keras_flow.rules_check import RulesCheck
 from keras_flow.runtime import versions
-from keras_flow.units import amount
-from keras_flow.user_file import check_file, ranks_of
+from keras_flow.units import amount, decimal
+from keras_flow.user_file import check_file, may_split_weights, ranks_of
 
 _BATCH = 64
 
@@ -42,12 +44,13 @@ def compare(options: CompareOptions, console: Console | None = None) -> int:
         0, or 1 if a deviation is over the tolerance or a layout used fewer ranks than it names.
 
     Raises:
-        FlowError: an unknown or missing backend, or an error of the user's file.
+        FlowError: an unknown or missing backend, an error of the user's file, or no report can be written.
     """
     console = console or Console()
-    result = compared(options)
+    result = _compared(options)
     table.show(result, console)
-    console.print(f"report: {options.out / 'report.html'}, {options.out / 'report.json'}")
+    _write(result, options.out)
+    console.print(f"report: {options.out / 'report.html'}, {options.out / 'report.json'}", markup=False)
     return 1 if result.failures else 0
 
 
@@ -57,11 +60,26 @@ def compared(options: CompareOptions) -> Comparison:
     Raises:
         FlowError: see `compare`.
     """
+    result = _compared(options)
+    _write(result, options.out)
+    return result
+
+
+def _compared(options: CompareOptions) -> Comparison:
     backends, skipped = chosen_backends(options.backends)
-    options = replace(options, backends=tuple(backends))
+    named = options.layouts
+    if named is None:
+        named = LAYOUTS if may_split_weights(options.file) else WITHOUT_RULES
+        if named is WITHOUT_RULES:
+            print(
+                f"{options.file} has no rules(): the layouts are {','.join(named)}. For tp4 and 2x2 it needs some; "
+                f"keras-flow explain {options.file} --layout 2x2 prints rules to begin with",
+                file=sys.stderr,
+            )
+    options = replace(options, backends=tuple(backends), layouts=named)
     # one device first: the other layouts are compared with it
-    check_file(options.file, options.layouts)
-    layouts = ("1", *(name for name in options.layouts if name != "1"))
+    check_file(options.file, named, ranks=options.ranks)
+    layouts = ("1", *(name for name in named if name != "1"))
     with _report_folder(options.out), tempfile.TemporaryDirectory(prefix="keras-flow-compare-") as name:
         folder = Path(name)
         jobs = [_job(options, backend, layouts, folder) for backend in backends]
@@ -83,10 +101,15 @@ def compared(options: CompareOptions) -> Comparison:
             for job in jobs:
                 found = _weights_of(job, runs, lambda again: _run(again, "train", tell, check))
                 weights |= {(job.backend, layout): each for layout, each in found.items()}
-        result = judge(options, jobs, runs, skipped, weights)
-    result.write(options.out / "report.json")
-    atomic.write_text(options.out / "report.html", html.page(result))
-    return result
+        return judge(options, jobs, runs, skipped, weights)
+
+
+def _write(result: Comparison, out: Path) -> None:
+    try:
+        result.write(out / "report.json")
+        atomic.write_text(out / "report.html", html.page(result))
+    except OSError as error:
+        raise FlowError(f"the report cannot be written into --out {out}: {error.strerror}") from error
 
 
 @contextmanager
@@ -97,6 +120,8 @@ def _report_folder(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FlowError(f"--out {out} cannot be a folder for the report: {error.strerror}") from error
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise FlowError(f"--out {out} cannot be a folder for the report: it may not be written to")
     try:
         yield
     except BaseException:
@@ -188,7 +213,7 @@ def _doing(job: CompareJob, action: str) -> str:
     run = f"{job.backend} {event['layout']}"
     if not event["step"]:
         return f"{run}: the first step"
-    return f"{run}: step {event['step']} of {event['steps']}, its loss {event['loss']:.4f}"
+    return f"{run}: step {event['step']} of {event['steps']}, its loss {decimal(event['loss'])}"
 
 
 def judge(
@@ -264,7 +289,6 @@ def _run_result(
 ) -> RunResult:
     """One run, which wrote into `folder`, with its deviations from one device and from the first backend."""
     backend, layout = run["backend"], run["layout"]
-    shapes, bytes_of, declared = _shards(folder)
     single = raw[(backend, "1")]
     first = next(iter(raw.values()))["backend"]
     loss = deviations.of_losses(run["losses"], single["losses"])
@@ -277,9 +301,7 @@ def _run_result(
         losses=run["losses"],
         evaluation=run["evaluation"],
         step_seconds=run["step_seconds"],
-        bytes_per_rank=bytes_of,
-        shapes=shapes,
-        declared=declared,
+        **_shards(folder),
         ranks_named=named or int(np.prod(hierarchy)),
         loss_deviation=loss.value,
         loss_share=loss.of_tolerance,
@@ -363,17 +385,16 @@ def _known(program: ProgramFacts, runs: Sequence[RunResult]) -> list[Known]:
     return found
 
 
-def _shards(folder: Path) -> tuple[dict, dict[int, int], dict[str, str]]:
-    """What the ranks of a run physically hold: shapes by rank and path, bytes by rank; and the declared layouts."""
-    shapes: dict[int, dict[str, list[int]]] = {}
-    bytes_of: dict[int, int] = {}
-    declared: dict[str, str] = {}
+def _shards(folder: Path) -> dict[str, dict[Any, Any]]:
+    """What the ranks of a run physically hold, and what is declared, as the fields of `RunResult`."""
+    found: dict[str, dict[Any, Any]] = {}
     for file in sorted(folder.glob("held-*.json")):
-        of_process = json.loads(file.read_text())
-        shapes |= {int(rank): paths for rank, paths in of_process["shapes"].items()}
-        bytes_of |= {int(rank): count for rank, count in of_process["bytes"].items()}
-        declared |= of_process["declared"]
-    return dict(sorted(shapes.items())), dict(sorted(bytes_of.items())), declared
+        for name, values in json.loads(file.read_text()).items():
+            found[name] = found.get(name, {}) | values
+    for name in ("shapes", "bytes_per_rank"):
+        of_rank = found.get(name, {})
+        found[name] = {int(rank): of_rank[rank] for rank in sorted(of_rank, key=int)}
+    return found
 
 
 def _weights_of(

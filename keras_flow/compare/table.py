@@ -8,7 +8,7 @@ from rich.table import Table
 
 from keras_flow.compare import deviations
 from keras_flow.compare.result import Comparison, RunResult
-from keras_flow.units import megabytes
+from keras_flow.units import counted, decimal, megabytes
 
 #: width of the console, in characters, from which one table has room for all columns
 _WIDE = 100
@@ -22,7 +22,7 @@ def show(result: Comparison, console: Console) -> None:
     end = names.index("ms")
     parts = [slice(None)] if console.width >= _WIDE else [slice(0, end), slice(end, None)]
     for number, part in enumerate(parts):
-        title = f"{result.program}: {len(result.runs[0].losses)} steps of {result.batch_size} rows"
+        title = f"{escape(result.program)}: {counted(len(result.runs[0].losses), 'step')} of {result.batch_size} rows"
         table = Table(title=None if number else title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
         for name in ("backend", "layout"):
             table.add_column(name, no_wrap=True)
@@ -34,13 +34,15 @@ def show(result: Comparison, console: Console) -> None:
             if last is not None and last != run.backend:
                 table.add_row()
             last = run.backend
-            cells = row(result, run, metric)
+            cells = [
+                f"[bold red]{escape(cell)}[/]" if over else escape(cell) for cell, over in row(result, run, metric)
+            ]
             table.add_row(*cells[:2], *cells[2:][part])
         console.print(table)
     engine = "Δ engine: from the first backend, same layout. " if result.has_engines else ""
     console.print(
         "loss: of the final weights. Δ loss (of each step), Δ weights: from the run on one device of the same backend. "
-        f"{nearest(result)} "
+        f"{escape(nearest(result))} "
         f"{engine}ms: median time of a step. MB/rank: most weights that one rank "
         "holds. MB/step: received by a rank in a step. peak MB: the most that a rank holds at one moment of a step "
         "(MB/step and peak MB are what explain computes)."
@@ -50,14 +52,27 @@ def show(result: Comparison, console: Console) -> None:
             'The model draws random numbers with random="stock", which are other ones on each backend: Δ engine is not '
             "judged."
         )
-    for backend, reason in result.skipped.items():
-        console.print(f"left out: {backend} ({reason})")
+    for text in left_out(result):
+        console.print(text, markup=False)
     for failure in result.failures:
         console.print(f"[bold red]FAILED[/] {escape(failure)}")
     for known in result.known:
         console.print(f"[bold]{'known cause' if known.explains else 'known difference'}[/]: {escape(str(known))}")
     if not result.failures:
-        console.print("[bold green]All runs agree within the tolerances.[/]")
+        console.print(f"[bold green]{agreed(result)}[/]")
+
+
+def agreed(result: Comparison) -> str:
+    """The verdict where nothing failed."""
+    count = len(result.runs)
+    if count == 1:
+        return "One run: there is nothing to compare it with."
+    return f"{'Both' if count == 2 else f'All {count}'} runs agree within the tolerances."
+
+
+def left_out(result: Comparison) -> list[str]:
+    """A sentence for each backend that was left out."""
+    return [f"left out: {backend} ({reason})" for backend, reason in result.skipped.items()]
 
 
 def nearest(result: Comparison) -> str:
@@ -107,34 +122,28 @@ def metric_name(result: Comparison) -> str | None:
     return next((name for name in names if "acc" in name), names[0] if names else None)
 
 
-def row(result: Comparison, run: RunResult, metric: str | None) -> tuple[str, ...]:
-    """One run's cells."""
-    between = "-" if run.between_backends is None else _marked(run.between_backends, run.between_share or 0.0)
-    return (
-        run.backend,
-        run.layout,
-        f"{run.evaluation['loss']:.4f}",
-        *([f"{run.evaluation[metric]:.4f}"] if metric else []),
-        _deviation(run.loss_deviation, run.loss_share, run.layout),
-        _deviation(run.weights_deviation, run.weights_share, run.layout),
-        *([between] if result.has_engines else []),
+def row(result: Comparison, run: RunResult, metric: str | None) -> list[tuple[str, bool]]:
+    """One run's cells, and whether each is over its tolerance, which a mark says too: not all see its colour."""
+    alone = run.layout == "1"
+    deviations = [
+        _deviation(None if alone else run.loss_deviation, run.loss_share),
+        _deviation(None if alone else run.weights_deviation, run.weights_share),
+        *([_deviation(run.between_backends, run.between_share or 0.0)] if result.has_engines else []),
+    ]
+    named = [run.backend, run.layout, *(decimal(run.evaluation[name]) for name in ("loss", metric) if name)]
+    costs = [
         f"{1000 * run.step_seconds:.1f}",
         f"{run.ranks_used}/{run.ranks_named}",
-        megabytes(max(run.bytes_per_rank.values())),
-        _megabytes(run.received_per_step),
-        _megabytes(run.peak_per_rank),
-    )
+        *map(_megabytes, (max(run.bytes_per_rank.values()), run.received_per_step, run.peak_per_rank)),
+    ]
+    return [*((each, False) for each in named), *deviations, *((each, False) for each in costs)]
 
 
 def _megabytes(count: int | None) -> str:
     return "-" if count is None else megabytes(count)
 
 
-def _deviation(value: float, share: float, layout: str) -> str:
-    if layout == "1":
-        return "-"
-    return _marked(value, share)
-
-
-def _marked(value: float, share: float) -> str:
-    return f"{value:.1e}" if share <= 1 else f"[bold red]{value:.1e}[/]"
+def _deviation(value: float | None, share: float) -> tuple[str, bool]:
+    if value is None:
+        return "-", False
+    return (f"{value:.1e}", False) if share <= 1 else (f"{value:.1e} ✗", True)

@@ -263,13 +263,18 @@ def _write_shards(folder: Path, layout: str, model: object, computed: Iterable[i
     from keras_flow.runtime import env
 
     shapes: dict[str, dict[str, list[int]]] = {str(rank): {} for rank in computed}
-    declared = {}
+    declared: dict[str, str] = {}
+    placements: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     bytes_of: dict[str, int] = dict.fromkeys(shapes, 0)
     for variable in model.weights:  # type: ignore[attr-defined]
         layout_of = keras_layout(variable)
         # one device has no layout to ask
         shards = {0: variable.numpy()} if layout == "1" else engine().shards(variable)
-        declared[variable.path] = repr(list(layout_of.layout.nd_sbp)) if layout_of else "one device"
+        declared[variable.path] = "one device"
+        if layout_of:
+            of_job = layout_of.of_job.layout
+            declared[variable.path] = repr(list(of_job.nd_sbp))
+            placements[variable.path] = of_job.placement.ranks, of_job.placement.hierarchy
         for rank, shard in shards.items():
             shapes.setdefault(str(rank), {})[variable.path] = list(shard.shape)
             bytes_of[str(rank)] = bytes_of.get(str(rank), 0) + shard.nbytes
@@ -280,7 +285,8 @@ def _write_shards(folder: Path, layout: str, model: object, computed: Iterable[i
                     f"{layout_of.layout.local_shape(rank)}: the declared split is not physical"
                 )
     path = folder / f"held-{env.process_index()}.json"
-    path.write_text(json.dumps({"shapes": shapes, "bytes": bytes_of, "declared": declared}))
+    held = {"shapes": shapes, "bytes_per_rank": bytes_of, "declared": declared, "placements": placements}
+    path.write_text(json.dumps(held))
 
 
 def _watch(job: CompareJob, layout: str, steps: int, leads: bool):

@@ -33,13 +33,9 @@ def explain_file(file: str | Path, layout: str, batch_size: int, ranks: int | No
         >>> explanation.placement
         {'data': 16, 'model': 8}
     """
-    needs = user_file.ranks_of(layout)
-    if ranks is not None and needs is not None and ranks != needs:
-        raise FlowError(
-            f"explain was asked for layout {layout!r} on {ranks} ranks; its name says {needs}: leave ranks out"
-        )
+    user_file.refuse_other_ranks((layout,), ranks, "explain")
     module = user_file.load(Path(file), ("build_model",), "explain")
-    given = ranks or needs
+    given = ranks or user_file.ranks_of(layout)
     with dry_run(given or _MOST_RANKS):
         maker = user_file.distribution_maker(module, layout)
         if maker is None:

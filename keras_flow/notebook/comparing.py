@@ -45,7 +45,7 @@ def compare(
     file: str | Path,
     *,
     backends: Sequence[str] | None = None,
-    layouts: Sequence[str] = ("1", "dp4", "tp4", "2x2"),
+    layouts: Sequence[str] | None = None,
     steps: int | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -57,7 +57,8 @@ def compare(
     Args:
         file: defines `build_model()`, `load_data()` and, for more than data parallel, `rules()` or `distributions()`.
         backends: Keras backends; None takes those that are installed.
-        layouts: `"1"`, `"dpN"`, `"tpN"`, `"AxB"`, or names from `distributions()`.
+        layouts: `"1"`, `"dpN"`, `"tpN"`, `"AxB"`, or names from `distributions()`; None takes 1, dp4, tp4 and 2x2, of a
+            file without `rules()` 1 and dp4.
         steps: training steps; None trains whole epochs.
         epochs: epochs.
         batch_size: rows of a global batch.
@@ -74,7 +75,7 @@ def compare(
     options = CompareOptions(
         file=Path(file),
         backends=None if backends is None else tuple(backends),
-        layouts=tuple(layouts),
+        layouts=None if layouts is None else tuple(layouts),
         steps=steps,
         epochs=epochs,
         batch_size=batch_size,

@@ -91,7 +91,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence
 
     def cell(tag: str, column: int, words: str) -> str:
         side = "right" if column in numbers else "left"
-        return f"<{tag} style='text-align:{side};padding:.1em .7em;vertical-align:top'>{words}</{tag}>"
+        scope = " scope='col'" if tag == "th" else ""
+        return f"<{tag}{scope} style='text-align:{side};padding:.1em .7em;vertical-align:top'>{words}</{tag}>"
 
     def row(tag: str, words: Sequence[str]) -> str:
         return f"<tr>{''.join(cell(tag, column, escape(word)) for column, word in enumerate(words))}</tr>"

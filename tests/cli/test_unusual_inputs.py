@@ -40,7 +40,7 @@ def test_every_answer_is_one_line_and_meant(on_ranks: Callable[[str], Any], tmp_
             "fit was given batch_size=2.5; legal is a whole number of at least 1 (rows); 0 and ",
         ),
         ("fit of None", "fit was given no data: x is None; give at least one row"),
-        ("keras-flow compare program.py --layouts dp0", "unknown layout 'dp0'"),
+        ("keras-flow compare program.py --layouts dp0", "unknown layout 'dp0': it is 1, dpN, tpN, AxB"),
         ("keras-flow compare program.py --out program.py", "--out program.py cannot be a folder for the report"),
         (
             "keras-flow explain raises.py --layout 2x2",
@@ -51,7 +51,7 @@ def test_every_answer_is_one_line_and_meant(on_ranks: Callable[[str], Any], tmp_
             "ends.py ends the program as it is imported (ends.py, line 1): expl",
         ),
         ("keras-flow explain asks.py --layout 2x2", "rules() fails: TypeError: rules() missing 1 required positional"),
-        ("keras-flow explain program.py --layout DP2", "unknown layout 'DP2': it is 1, dpN, tpN, AxB"),
+        ("keras-flow explain program.py --layout DP2", "unknown layout 'DP2': did you mean 'dp2'?"),
         ("keras-flow launch --nproc_per_node 1000000 program.py", "1000000 processes were asked for on this host"),
         ("kf.DataParallel(zero=4)", "zero=4: legal are 0 (nothing is split), 1 (slots)"),
         ('kf.trace(".")', "which is a folder; name a file in it"),

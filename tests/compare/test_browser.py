@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,18 @@ import pytest
 
 from keras_flow.compare import html
 from tests.compare.test_report import APART, BAD, GOOD
+
+#: names without a place for a break
+LONG = "/a_folder/" + "of_a_name_that_is_long" * 8
+WIDE = replace(
+    BAD,
+    program=f"{LONG}.py",
+    command=f"keras-flow compare {LONG}.py",
+    failures=[f"jax tp2: weights deviate by 7e-05 in {LONG!r}"],
+    skipped={"tensorflow": LONG},
+    environment={"system": LONG},
+    runs=[BAD.runs[0], *(replace(run, weights_worst=LONG.replace("_", "")) for run in BAD.runs[1:])],
+)
 
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 
@@ -39,10 +52,10 @@ def browser() -> Iterator[Any]:
     driver.quit()
 
 
-@pytest.fixture(params=["good", "bad", "apart"])
+@pytest.fixture(params=[GOOD, BAD, APART, WIDE], ids=["good", "bad", "apart", "wide"])
 def page(request: pytest.FixtureRequest, browser: Any, tmp_path: Path) -> Any:
     file = tmp_path / "report.html"
-    file.write_text(html.page({"good": GOOD, "bad": BAD, "apart": APART}[request.param]), encoding="utf-8")
+    file.write_text(html.page(request.param), encoding="utf-8")
     browser.get_log("performance"), browser.get_log("browser")
     show(browser, 1100, "light")
     browser.get(file.as_uri())
@@ -77,9 +90,16 @@ def test_every_picture_is_drawn(page: Any) -> None:
     )
     for name, width, height, shapes in drawn:
         assert width > 40 and height > 20 and shapes > 0, name
+    cut = page.execute_script(
+        "return [...document.querySelectorAll('svg text')].filter(text => { const inner = text.getBoundingClientRect();"
+        "const outer = text.ownerSVGElement.getBoundingClientRect();"
+        "return inner.right > outer.right + 1 || inner.left < outer.left - 1 || inner.bottom > outer.bottom + 1 })"
+        ".map(text => text.textContent)"
+    )
+    assert cut == []
 
 
-@pytest.mark.parametrize("width", [1100, 390], ids=["desk", "phone"])
+@pytest.mark.parametrize("width", [1100, 360], ids=["desk", "phone"])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_themes_and_widths(page: Any, width: int, theme: str) -> None:
     show(page, width, theme)

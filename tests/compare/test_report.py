@@ -31,6 +31,7 @@ def run(backend: str, layout: str, share: float = 0.1) -> RunResult:
         bytes_per_rank={rank: 4 * shape[0] * shape[1] for rank, shape in shapes.items()},
         shapes={rank: {"m/kernel": shape, "m/seed_generator_state": [2]} for rank, shape in shapes.items()},
         declared={"m/kernel": "[S(1)]"},
+        placements={"m/kernel": ([*range(len(shapes))], [len(shapes)])},
         ranks_named=len(shapes),
         loss_deviation=share * 1e-5,
         loss_share=share,
@@ -120,7 +121,7 @@ def test_the_page_has_every_run_curve_and_shard() -> None:
     assert charts[4:6] == ["|Δ loss| to jax, layout 1", "|Δ loss| to jax, layout tp2"]
     assert page.count("tolerance</text>") == 4, "drawn into each chart of deviations"
     assert "[8, 4]: rank 0 holds [8, 2]; rank 1 holds [8, 2]" in page
-    assert '<td title="m/kernel">m/<wbr>kernel <span>[8, 4]</span></td>' in page
+    assert "<td>m/<wbr>kernel <span>[8, 4]</span></td>" in page
     assert "keras-flow compare &#x27;mine &lt;&amp;&gt;.py&#x27; --backends jax,torch" in page
     assert "<td>processor cores</td><td>2</td>" in page
     assert "model: <b>mine, 1,218 parameters</b> · optimizer: <b>SGD, learning rate 0.1</b> · loss: <b>mse</b>" in page
@@ -133,14 +134,14 @@ def test_the_page_shows_failures() -> None:
     page = html.page(BAD)
     assert "runs agree" not in page
     assert '<li class="bad">jax tp2: loss deviates by 7e-05, 7 times the tolerance &lt;b&gt;</li>' in page
-    assert page.count("<td class=bad") == 3, "loss and weights of one run, and its nearest weight"
+    assert page.count(" class=bad") == 3, "loss and weights of one run, and its nearest weight"
     assert "Not judged here: the model draws random numbers" in page
 
 
 def test_engines_that_differ_are_red_and_have_their_known_cause() -> None:
     page = html.page(APART)
-    assert page.count("<td class=bad") == 1
-    assert '<td class=bad data-head="Δ engine">2.3e-02</td>' in page
+    assert page.count(" class=bad") == 1
+    assert '<td role="cell" class=bad data-head="Δ engine">2.3e-02 ✗</td>' in page
     cause = "repeated rows (of torch tp2). TensorFlow adds &lt;later&gt;. Compare with SGD."
     assert f"<b>Known cause</b>: {cause}</p>" in page
     assert "<b>Known difference</b>: short batch (here too, without a deviation over its limit)." in page
@@ -183,7 +184,7 @@ def test_table() -> None:
     assert tp2 in lines
     assert ["torch", "1", "0.4000", "0.7500", "-", "-", "1.0e-06", "12.0", "1/1", "0.0001", "-", "2.500"] in lines
     assert "left out: tensorflow (not installed)" in text
-    assert "All runs agree within the tolerances." in text
+    assert "All 4 runs agree within the tolerances." in text
 
 
 def test_on_80_columns_nothing_is_cut() -> None:
@@ -205,7 +206,7 @@ def test_table_of_failures() -> None:
     assert "FAILED jax tp2: loss deviates by 7e-05, 7 times the tolerance" in text
     assert "The largest deviation from one device is 700 % of its tolerance (jax tp2)." in text
     assert "Δ engine is not judged" in text
-    assert "All runs agree" not in text
+    assert "runs agree" not in text
 
 
 def test_json_holds_all(tmp_path: Path) -> None:
@@ -237,7 +238,7 @@ def test_a_model_without_a_metric_has_no_column_for_it() -> None:
     assert table.heads(GOOD, None)[:2] == ("loss", "Δ loss")
     run = GOOD.runs[1]
     assert len(table.row(GOOD, run, None)) == 2 + len(table.heads(GOOD, None))
-    assert table.row(GOOD, run, None)[2:4] == ("0.4000", "1.0e-06")
+    assert table.row(GOOD, run, None)[2:4] == [("0.4000", False), ("1.0e-06", False)]
 
 
 def test_one_engine_has_its_charts_side_by_side_and_no_column_for_others() -> None:
@@ -254,10 +255,49 @@ def test_variables_that_are_laid_alike_are_one_row() -> None:
             return replace(run, shapes={0: {**run.shapes[0], **more}})
         parts = {"m/second": [8, 2], "m/third": [8, 4]}
         declared = {**run.declared, "m/second": "[S(1)]", "m/third": "[B]"}
-        return replace(run, shapes={rank: {**held, **parts} for rank, held in run.shapes.items()}, declared=declared)
+        placements = dict.fromkeys(declared, run.placements["m/kernel"])
+        shapes = {rank: {**held, **parts} for rank, held in run.shapes.items()}
+        return replace(run, shapes=shapes, declared=declared, placements=placements)
 
     page = html.page(replace(GOOD, runs=[with_more(run) for run in GOOD.runs]))
     who = page.partition("Who holds what")[2].partition("</table>")[0]
     assert who.count("<tr>") == 3, "the head, the two that are split, and the one that is whole"
-    assert "<span>[8, 4] and 1 other laid like it</span>" in who
-    assert 'title="m/kernel\nm/second"' in who
+    assert "<details><summary>and 1 other laid like it</summary>m/<wbr>second</details>" in who
+
+
+def test_blocks_have_the_ranks_of_their_own_placement() -> None:
+    odd = replace(run("jax", "tp2"), placements={"m/kernel": ([1, 0], [2])})
+    who = html.page(replace(GOOD, runs=[run("jax", "1"), odd])).partition("Who holds what")[2]
+    blocks = re.findall(r"x='([\d.]+)'[^>]*><title>held by rank (\d)", who)
+    assert [rank for _, rank in sorted(blocks, key=lambda block: float(block[0]))] == ["1", "0"]
+    unread = replace(odd, declared={"m/kernel": "one device"}, placements={})
+    assert ">one device</td>" in html.page(replace(GOOD, runs=[run("jax", "1"), unread]))
+
+
+@pytest.mark.parametrize("layout", ["dp[fast]", "x[/y]"])
+def test_names_are_no_markup(layout: str) -> None:
+    named = replace(GOOD, program="mine[/x].py", skipped={"torch": "[/no]"})
+    odd = replace(named, runs=[run("jax", "1"), replace(run("jax", "tp2", share=7.0), layout=layout)])
+    page, text = html.page(odd), shown(odd)
+    assert f">{layout}</td>" in page and f">{layout}</td>" in html.fragment(odd)
+    assert ["jax", layout, "0.4000", "0.7500", "7.0e-05", "✗"] in [line.split()[:6] for line in text.splitlines()]
+    assert (
+        f"(jax {layout})" in " ".join(text.split())
+        and "mine[/x].py: 3 steps" in text
+        and "left out: torch ([/no])" in text
+    )
+    tag = "<b>&"
+    assert tag not in html.page(replace(odd, runs=[odd.runs[0], replace(odd.runs[1], layout=tag)]))
+
+
+def test_one_run_agrees_with_nothing() -> None:
+    alone = replace(GOOD, runs=GOOD.runs[:1])
+    for text in (html.page(alone), html.fragment(alone), shown(alone)):
+        assert "One run: there is nothing to compare it with." in text and "agree" not in text
+        assert "left out: tensorflow (not installed)" in text
+
+
+def test_small_and_large_numbers_have_digits() -> None:
+    small = replace(GOOD.runs[1], evaluation={"loss": 3.14e-5, "mse": math.inf}, evaluated={"jax": 3.14159265e-5})
+    odd = replace(GOOD, runs=[small, small])
+    assert table.row(odd, small, "mse")[2:4] == [("3.14e-05", False), ("not finite", False)]

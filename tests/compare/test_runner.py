@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
+from rich.console import Console
 
 import keras_flow as kf
 from keras_flow.compare import deviations, runner, worker
-from keras_flow.compare.options import CompareJob
+from keras_flow.compare.options import CompareJob, CompareOptions
+from tests.compare.test_report import GOOD
+
+TINY = Path(__file__).parent / "tiny.py"
 
 
 def job(folder: Path, *layouts: str) -> CompareJob:
@@ -27,7 +32,48 @@ def test_layouts_whose_names_begin_alike_keep_their_ranks_apart(tmp_path: Path) 
     own = job(tmp_path, "1", "pp2", "pp2-zbv", "pp2/zbv")
     for layout, ranks in (("pp2", (0, 1)), ("pp2-zbv", (0, 1, 2)), ("pp2/zbv", (3,))):
         worker._write_shards(own.of_run(layout), layout, SimpleNamespace(weights=[]), ranks)
-    assert [list(runner._shards(own.of_run(layout))[0]) for layout in own.layouts] == [[], [0, 1], [0, 1, 2], [3]]
+    assert [list(runner._shards(own.of_run(layout))["shapes"]) for layout in own.layouts] == [
+        [],
+        [0, 1],
+        [0, 1, 2],
+        [3],
+    ]
+
+
+def test_a_folder_that_may_not_be_written_is_told_before_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(kf.FlowError, match="cannot be a folder for the report: it may not be written to"):
+        runner.compare(CompareOptions(TINY, ("jax",), ("1",), out=tmp_path))
+
+
+def test_a_report_that_cannot_be_written_loses_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "report.json").mkdir()
+    monkeypatch.setattr(runner, "_compared", lambda options: GOOD)
+    shown = StringIO()
+    with pytest.raises(kf.FlowError, match=r"the report cannot be written into --out .*: Is a directory"):
+        runner.compare(CompareOptions(TINY, out=tmp_path), Console(file=shown))
+    assert "All 4 runs agree" in shown.getvalue()
+
+
+def test_layouts_that_are_not_named_are_those_that_the_file_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Chosen(Exception):
+        pass
+
+    def check_file(file: Path, layouts: tuple[str, ...], **_: object) -> None:
+        raise Chosen(*layouts)
+
+    monkeypatch.setattr(runner, "check_file", check_file)
+    bare = tmp_path / "bare.py"
+    bare.write_text("def build_model(): pass")
+    for file, layouts in ((TINY, ("1", "dp4", "tp4", "2x2")), (bare, ("1", "dp4"))):
+        with pytest.raises(Chosen) as error:
+            runner.compared(CompareOptions(file, ("jax",)))
+        assert error.value.args == layouts
+    assert "bare.py has no rules(): the layouts are 1,dp4. For tp4 and 2x2" in capsys.readouterr().err
 
 
 def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:

@@ -97,6 +97,24 @@ def test_a_logarithmic_scale_has_its_limit_and_floor() -> None:
     assert heights[1] < heights[0]
 
 
+def test_one_step_is_a_point() -> None:
+    picture = curves("Δ", [Curve("dp4", [1e-6], 0), Curve("tp4", [0.0], 1)], limit=[1e-5], floor=1e-9)
+    assert "step 1" in texts(picture) and "step 2" not in texts(picture)
+    tags = [each.tag.rpartition("}")[2] for each in parsed(picture).iter()]
+    assert tags.count("circle") == 4 and tags.count("polyline") == 1, "the limit is a line"
+
+
+def test_long_names_are_whole() -> None:
+    names = [f"pp2xdp2xtp2-interleaved-m{number}" for number in (4, 8, 16)]
+    picture = curves("loss", [Curve(name, [2.0, 1.0], at) for at, name in enumerate(names)])
+    shown = [each for each in parsed(picture).iter() if each.text in names]
+    assert len({each.get("y") for each in shown}) == 3 and {each.get("x") for each in shown} == {"16.0"}
+    bottom = max(float(each.get("y", 0)) for each in shown)
+    assert bottom < float(re.search(r"viewBox='0 0 336 (\d+)'", picture)[1])  # type: ignore[index]
+    picture = bars("ms", [("tensorflow", [(name, 2.0, "2.0") for name in names])])
+    assert {each.get("x") for each in parsed(picture).iter() if each.text in (*names, "tensorflow")} == {"0.0"}
+
+
 def test_bars_are_as_long_as_their_values() -> None:
     picture = bars("ms", [("jax", [("1", 2.0, "2.0"), ("dp4", 4.0, "4.0")])])
     wide = [float(each.get("width", 0)) for each in parsed(picture).iter() if each.tag.endswith("rect")]
