@@ -28,8 +28,9 @@ class ModelParallel(ExplainedDistribution):
             `keras.distribution.LayoutMap`, with Keras's own matching; or a function that makes a LayoutMap for a
             `keras.distribution.DeviceMesh`, as KerasHub's `Backbone.get_layout_map`, which is given the placement's.
         activations: the same over layer paths, for layer outputs.
-        batch_axes: name, or names, of the axes that split the batch. The default `"data"` means no axis where the
-            placement has none of that name: then every rank sees the whole batch.
+        batch_axes: name, or names, of the axes that split the batch. The default is `"data"`. In a placement without
+            this axis it is the first of several axes if `rules` are a LayoutMap, as in Keras; otherwise no axis, and
+            every rank sees the whole batch.
         strict: make a split that does not divide an error instead of a broadcast with a warning.
         random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`.
         verify: `"first_batch"` proves on the first batch of a model's first `fit` that a step has the numbers of one
@@ -85,8 +86,11 @@ class ModelParallel(ExplainedDistribution):
         if ranks is None:
             ranks = _placement_of(rules if is_map else None)
         # a placement of one axis "model" is plain tensor parallelism: nobody should have to say that there is no "data"
-        if isinstance(batch_axes, str):
-            batch_axes = () if batch_axes == "data" and "data" not in ranks.axis_names else (batch_axes,)
+        if batch_axes == "data" and "data" not in ranks.axis_names:
+            # Keras's ModelParallel splits rows over its mesh's first axis, which KerasHub's maps call "batch"
+            batch_axes = ranks.axis_names[:1] if is_map and len(ranks.axis_names) > 1 else ()
+        elif isinstance(batch_axes, str):
+            batch_axes = (batch_axes,)
         elif not isinstance(batch_axes, Sequence) or not all(isinstance(axis, str) for axis in batch_axes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise FlowError(
                 f"batch_axes names an axis of the placement or several, got {batch_axes!r}; the placement's axes are "
@@ -123,7 +127,7 @@ class ModelParallel(ExplainedDistribution):
                 warn(
                     f"ModelParallel: no rule splits a weight over axis {axis!r}, so its {length} ranks compute the "
                     f'same. Give rules={{"...": {{"{axis}": kf.sbp.split(1)}}}} (`keras-flow explain` prints a '
-                    "skeleton), or leave the axis out of the placement"
+                    f'skeleton), split rows over it by batch_axes="{axis}", or leave the axis out of the placement'
                 )
 
     def _check_map_axes(self, layout_map: keras.distribution.LayoutMap) -> None:

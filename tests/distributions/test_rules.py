@@ -135,6 +135,23 @@ def test_placement_from_the_mesh_of_the_map() -> None:
     assert kf.layout_of(kernel).layout.local_slices(3) == (slice(0, 8), slice(0, 8))
 
 
+def test_rows_are_split_over_the_first_axis_of_a_map_as_in_keras() -> None:
+    """KerasHub's maps name the axes "batch" and "model"; the default `batch_axes="data"` found neither of them."""
+    mesh = keras.distribution.DeviceMesh((2, 2), ["batch", "model"], [f"cpu:{rank}" for rank in range(4)])
+    rules = layout_map(mesh, **{".*hidden/kernel": ("model", "batch")})
+    theirs = keras.distribution.ModelParallel(layout_map=rules)
+    placement = kf.Placement([[0, 1], [2, 3]], ("batch", "model"))
+    for distribution in (
+        kf.ModelParallel(theirs),
+        kf.ModelParallel(rules=rules),
+        kf.ModelParallel(placement, rules=lambda mesh: rules),
+    ):
+        assert distribution.batch_axes == (theirs.batch_dim_name,) == ("batch",)
+    line = keras.distribution.DeviceMesh((4,), ["model"], [f"cpu:{rank}" for rank in range(4)])
+    assert kf.ModelParallel(rules=layout_map(line, k=("model",))).batch_axes == ()
+    assert kf.ModelParallel(placement, rules={"k": "B,S(0)"}).batch_axes == ()
+
+
 def test_map_and_placement_must_agree() -> None:
     mesh = keras.distribution.DeviceMesh((4,), ["tensor"], [f"cpu:{rank}" for rank in range(4)])
     with pytest.raises(
