@@ -61,7 +61,7 @@ class ExplainedDistribution(FlowDistribution):
         the distribution, with random numbers as the gradient of its outputs. One device then holds the weights of one
         layer at a time.
 
-        On torch all ranks call it.
+        On torch all ranks call it. On JAX and TensorFlow one process must drive all ranks.
 
         Args:
             model: a built and compiled model. One with a `train_step` of its own is verified as it is.
@@ -79,8 +79,8 @@ class ExplainedDistribution(FlowDistribution):
             A table, worst deviations first: `.ok`, `.to_dict()`, `.raise_if_wrong()`.
 
         Raises:
-            FlowError: the model is not built or compiled, the batch does not fit it, it has randomness of its own, or
-                it cannot be copied in `dtype`.
+            FlowError: the model is not built or compiled, the batch does not fit it, it has randomness of its own, it
+                cannot be copied in `dtype`, or several processes drive the ranks on JAX or TensorFlow.
         """
         from keras_flow.verify.run import verify
 

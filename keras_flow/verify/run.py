@@ -56,6 +56,12 @@ def verify(
     by_layer: bool | None = None,
 ) -> Verification:
     """See `FlowDistribution.verify`."""
+    if backend().capabilities.drives_all_ranks and backend().world().process_count > 1:
+        raise FlowError(
+            f"verify on {backend().name} is for one process that drives all ranks, since no process trains on one "
+            "device alone while others wait: start it by `keras-flow launch --nproc_per_node 1 --devices_per_proc N`, or run "
+            "`keras-flow verify FILE.py`; torch has a process for each rank"
+        )
     if not distribution.layers_stand_alone:
         if by_layer:
             raise FlowError("verify: a layer by itself has no stages. Without by_layer the whole step is verified")

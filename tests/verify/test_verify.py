@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from tests.launch import programs
 from tests.sampling import each_on_one, on_one
 
 ENGINES = ("jax", "tensorflow", "torch")
@@ -107,3 +109,28 @@ def test_refusals(backend: str, on_ranks) -> None:
     assert "dtype='int8' is none of ['float32', 'float64']" in refused["dtype"]
     assert "Give its layers a get_config()" in refused["no configuration"]
     assert 'verify is None or "first_batch"' in refused["option"]
+
+
+IN_TWO_PROCESSES = """
+import keras, numpy as np, keras_flow as kf
+kf.init()
+distribution = kf.DataParallel()
+with distribution.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+try:
+    distribution.verify(model, np.ones((4, 2)), np.ones((4, 1)))
+except kf.FlowError as error:
+    print("SAID", error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("backend", on_one(["jax", "tensorflow"]))
+def test_several_processes_are_refused_by_name(backend: str, tmp_path: Path) -> None:
+    """The error was that of the placement of one rank, which the user never wrote."""
+    script = tmp_path / "two.py"
+    script.write_text(IN_TWO_PROCESSES)
+    command = ["-m", "keras_flow.launch", "--nproc_per_node", "2", str(script)]
+    code, out, err = programs.finish(programs.start(command, backend), 150)
+    assert code == 0, err
+    assert f"SAID verify on {backend} is for one process that drives all ranks" in out
