@@ -13,7 +13,7 @@ from tests.cli import unusual_inputs
 pytestmark = pytest.mark.timeout(280)
 
 #: inputs that are right, though they look odd
-RIGHT = {"kf.Placement(4)", 'rules={"hidden/kernel": {"model": "split(0)"}}', "fit with batch_size=0"}
+RIGHT = {'rules={"hidden/kernel": {"model": "split(0)"}}', "fit with batch_size=0"}
 
 
 def logged(folder: str) -> list[tuple[str, str]]:

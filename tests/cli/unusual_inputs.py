@@ -329,7 +329,7 @@ GROUPS: dict[str, Callable[[Path], Iterator[Case]]] = {
 
 def page(folder: Path, answers: Mapping[str, str]) -> str:
     """Return docs/unusual_input.md: each input that was not taken, with its answer."""
-    groups, count = "", len(answers)
+    groups, count = "", sum(said != TAKEN for said in answers.values())
     for heading, inputs in GROUPS.items():
         groups += f"\n## {heading}\n\n| input | answer |\n|---|---|\n"
         for text, _ in inputs(folder):

