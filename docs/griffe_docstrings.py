@@ -12,7 +12,7 @@ from typing import Any
 from griffe import Extension, Object
 
 _HEADING = re.compile(r"^(\s*)Example:$", re.MULTILINE)
-_PAGE = re.compile(r"`?\bdocs/((?:\w+/)*)(\w+)\.md\b`?")
+_PAGE = re.compile(r"`?\bdocs/((?:\w+/)*)([\w-]+)\.md\b`?")
 
 
 class Docstrings(Extension):
@@ -22,5 +22,5 @@ class Docstrings(Extension):
         if obj.docstring is not None:
             text = _HEADING.sub(r"\1Examples:", obj.docstring.value)
             obj.docstring.value = _PAGE.sub(
-                lambda page: f"[{page[2].replace('_', ' ')}](../{page[1]}{page[2]}.md)", text
+                lambda page: f"[{re.sub('[_-]', ' ', page[2])}](../{page[1]}{page[2]}.md)", text
             )

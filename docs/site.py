@@ -27,7 +27,7 @@ SOURCE = ROOT / "build" / "site-source"
 #: what a widget is shown by; it needs the kernel
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 #: what docs/index.md links to in the repository -> the page that is made of it
-_MADE = {"../notebooks/": "notebooks/", "reference.py": "reference/index.md"}
+_MADE = {"../notebooks/": "notebooks/"}
 _LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)]*|[^):]+/)\)")
 
 

@@ -86,7 +86,13 @@ SETTINGS: Mapping[str, Setting] = {
             "allow",
             ("allow",).__contains__,
         ),
-        Setting(TOKEN, "the secret by which the launchers of several hosts know each other", "any text", bool),
+        Setting(
+            TOKEN,
+            "the secret by which launchers of several hosts, objects of `kf.comm` and torch's parameter servers know "
+            "each other",
+            "any text",
+            bool,
+        ),
         Setting(
             DEVICES,
             "the number of ranks",

@@ -27,7 +27,7 @@ capabilities = Capabilities(
     gathered_variables={name: _CELL for name in ("SimpleRNNCell", "LSTMCell", "GRUCell", "ConvLSTMCell")},
     strategies=frozenset({"mirrored"}),
     refused={
-        "split stages": "a stage is a graph on one device; torch splits them, and JAX in one process",
+        "split stages": "a stage is a graph on one device; torch and JAX split them",
         "string inputs": "DTensor has no string tensors",
         "jit_compile=True": "DTensor makes the program of each rank itself and does not hand the flag on",
     },

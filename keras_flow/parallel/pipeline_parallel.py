@@ -66,7 +66,7 @@ class PipelineParallel(ExplainedDistribution):
             computes some rows of every micro-batch. Along all other axes a stage's tensors are split, as `rules` say.
             None takes all of the job as stages.
         stages: how many: the model is cut by cost, so that the slowest stage is as fast as it can be. Or for each stage
-            the patterns (regular expressions) of its layers' paths. None takes as many as there are ranks, times
+            the patterns (regular expressions) of its layers' paths. None takes the ranks along `pipe_axis`, times
             `chunks`.
         microbatches: into how many parts a batch is cut, by the balanced split; None takes twice the stages.
         schedule: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"zb1p"`, `"zbv"`, a `kf.schedules.Schedule`, or the path of its
@@ -88,7 +88,7 @@ class PipelineParallel(ExplainedDistribution):
         random: `"logical"` (the default) or `"stock"`, as for `kf.DataParallel`; with `"stock"` dropout masks depend on
             the micro-batches.
         zero: 1 splits the optimizer's slots over the ranks that share a stage's rows, on torch; 0: each has all.
-        zero_min_size: weights with fewer elements keep whole slots.
+        zero_min_size: elements that a rank's part of a slot has at least; what is smaller stays whole.
 
     Raises:
         FlowError: a placement with other axes, a schedule that does not fit the ranks, stages that cannot be cut.

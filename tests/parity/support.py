@@ -87,8 +87,7 @@ ELSEWHERE = """
 | BatchNormalization with `batch_normalization="microbatch"` | other numbers than one device's | as on jax | as on jax |
 | your own `train_step` or `call` | refused | refused | refused |
 
-Not in the grid: `tests/pipelines` compares 33 models and settings with one device. [Pipelines](pipelines.md) has the
-reasons.
+Not in the grid: `tests/pipelines` compares them with one device. [Pipelines](pipelines.md) has the reasons.
 
 ## Memory
 
@@ -118,7 +117,7 @@ Adasum and DistributedGradientTape: [From Horovod](migrate/from_horovod.md).
 | `kf.CentralStorage()` | native; one process | native; one process | native; the first process holds the variables |
 | `kf.ParameterServer()` | refused | native | native |
 
-Not in the grid: `tests/pipelines/test_central_storage.py` compares 32 models and settings with one device, on four
+Not in the grid: `tests/pipelines/test_central_storage.py` compares models and settings with one device, on four
 ranks and with 13 rows; `tests/servers` does so with jobs of two workers and two servers.
 
 ## Programs of OneFlow 0.x
