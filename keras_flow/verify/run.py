@@ -59,8 +59,8 @@ def verify(
     if backend().capabilities.drives_all_ranks and backend().world().process_count > 1:
         raise FlowError(
             f"verify on {backend().name} is for one process that drives all ranks, since no process trains on one "
-            "device alone while others wait: start it by `keras-flow launch --nproc_per_node 1 --devices_per_proc N`, or run "
-            "`keras-flow verify FILE.py`; torch has a process for each rank"
+            "device alone while others wait: start it by `keras-flow launch --nproc_per_node 1 --devices_per_proc N`, "
+            "or run `keras-flow verify FILE.py`; torch has a process for each rank"
         )
     if not distribution.layers_stand_alone:
         if by_layer:
