@@ -66,8 +66,12 @@ def program(plan: BoxingPlan, dtype: tf.DType):
         for number, step in enumerate(plan.steps):
             by_rank = _run_step(step, by_rank, devices, dtype, f"boxing {number}", sent)
         with tf.control_dependencies(sent):  # a function drops operations that nobody reads
+            held = []
+            for rank in targets:
+                with tf.device(devices[rank]):  # on no device of its own it would pass through the first one
+                    held.append(tf.identity(by_rank[rank]))
             # a process that sends and holds nothing afterwards has a number that nobody needs, for its sends
-            return tuple(tf.identity(by_rank[rank]) for rank in targets) or (tf.constant(0),)
+            return tuple(held) or (tf.constant(0),)
 
     # not tf.function: it passes every output through the first device, which moves all results twice more
     return tf.compat.v1.wrap_function(run, [tf.TensorSpec(plan.source.local_shape(rank), dtype) for rank in ranks])
