@@ -263,15 +263,11 @@ def _phase(step: Step, phase: str, rank: int, members: tuple[int, ...], written:
         piece = transfer.piece
         return local_slices(piece.box, exchange.layout_of(buffer), owner), piece.start, piece.stop
 
-    def order(transfer: Message) -> tuple:
-        return transfer.piece.box, transfer.piece.start, transfer.origin
-
     # what stays on this rank is among these, with itself as sender
     received = list(receives(exchange, rank, phase))
     arriving = [part for part in received if part.sender != rank]
-    # sender and receiver sort alike, so that a message needs no header
-    arriving.sort(key=lambda part: (members.index(part.sender), order(part)))
-    sent = sorted(sends(exchange, rank, phase), key=lambda part: (members.index(part.receiver), order(part)))
+    arriving.sort(key=lambda part: (members.index(part.sender), part.order))
+    sent = sorted(sends(exchange, rank, phase), key=lambda part: (members.index(part.receiver), part.order))
     keeps = tuple(  # before `arriving`, as `_exchange` writes them: the first there is written
         (part.origin, region(part, rank, part.origin), region(part, rank, "result"), is_first(part))
         for part in received

@@ -51,3 +51,8 @@ class Message:
     receiver: int
     piece: Piece
     origin: str = "source"
+
+    @property
+    def order(self) -> tuple[Box, int, int, str]:
+        """Key by which sender and receiver sort the messages between them, so that none needs a header."""
+        return self.piece.box, self.piece.start, self.piece.stop, self.origin
