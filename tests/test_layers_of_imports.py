@@ -206,6 +206,7 @@ def test_no_branch_on_the_name_of_a_backend_outside_backends() -> None:
 
 #: packages and modules from the lowest to the highest; what stands in one line may not import each other
 ORDER = (
+    ("scoped",),
     ("errors", "units", "philox", "progress", "atomic", "layout_names", "near_names"),
     ("permutation", "settings"),
     ("pictures",),

@@ -9,8 +9,8 @@ Example: a table of 5 rows on 2 servers has the rows 0 to 2 on the first, 3 and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,6 +24,7 @@ from keras_flow.backends.tensorflow.devices import host_device, rank_devices
 from keras_flow.backends.tensorflow.mesh_variables import is_watched
 from keras_flow.current.variable_layout import KerasLayout
 from keras_flow.layout import Layout
+from keras_flow.scoped import setting
 
 #: a table's variable -> what a worker's program has read of each part
 _read: ContextVar[dict[int, list[tf.Tensor]] | None] = ContextVar("keras_flow_table_parts", default=None)
@@ -101,14 +102,9 @@ def make(variable: keras.Variable, block: Callable[[tuple[slice, ...]], np.ndarr
     variable._layout = placed
 
 
-@contextmanager
-def reading(parts: dict[int, list[tf.Tensor]]) -> Iterator[None]:
+def reading(parts: dict[int, list[tf.Tensor]]) -> AbstractContextManager[None]:
     """Inside, a worker's program is traced that has read these parts; variable's `id` -> its parts."""
-    token = _read.set(parts)
-    try:
-        yield
-    finally:
-        _read.reset(token)
+    return setting(_read, parts)
 
 
 def read_parts(x: object, indices: object, axis: int | None = None) -> list[tf.Tensor] | None:

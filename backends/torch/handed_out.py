@@ -11,8 +11,7 @@ computed from the very tensor that the program received. There are two cases:
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -29,6 +28,7 @@ from keras_flow.current.keras_places import (
     compute_output_spec,
     in_stateless_scope,
 )
+from keras_flow.scoped import setting
 
 #: ids of layers whose outputs the program gets from the call that is running outside of a step
 _handed_out: ContextVar[frozenset[int]] = ContextVar("keras_flow_handed_out", default=frozenset())
@@ -51,14 +51,9 @@ def inner_outputs(layer: keras.Layer, args: tuple[object, ...], kwargs: dict[str
     return None if not in_stateless_scope() and _several(layer, args, kwargs) else frozenset()
 
 
-@contextlib.contextmanager
-def handing_out(layers: frozenset[int]) -> Iterator[None]:
+def handing_out(layers: frozenset[int]) -> AbstractContextManager[None]:
     """Outputs of these layers, by id, are handed out by the call inside."""
-    token = _handed_out.set(layers)
-    try:
-        yield
-    finally:
-        _handed_out.reset(token)
+    return setting(_handed_out, layers)
 
 
 def is_one(layer: keras.Layer) -> bool:

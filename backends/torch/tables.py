@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,7 @@ from keras_flow.backends.torch import tensors
 from keras_flow.current.keras_places import engine_core as core
 from keras_flow.current.variable_layout import KerasLayout
 from keras_flow.errors import LostServerError
+from keras_flow.scoped import setting
 
 #: to the servers, in their order, where this process is the chief or a worker
 _lines: list[Line] = []
@@ -299,14 +300,9 @@ class Lookups:
 _looked_up: ContextVar[Mapping[int, Lookups] | None] = ContextVar("keras_flow_lookups", default=None)
 
 
-@contextmanager
-def looking_up(tables: Mapping[int, Lookups]) -> Iterator[None]:
+def looking_up(tables: Mapping[int, Lookups]) -> AbstractContextManager[None]:
     """Inside, a worker computes a step that may look rows of these tables up."""
-    token = _looked_up.set(tables)
-    try:
-        yield
-    finally:
-        _looked_up.reset(token)
+    return setting(_looked_up, tables)
 
 
 def table_of(x: object, indices: object, axis: int | None = None) -> Lookups | None:

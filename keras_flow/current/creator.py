@@ -5,11 +5,12 @@ A rule gives layouts to the variables of layers only: the state of metrics and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from keras_flow.scoped import setting
 
 if TYPE_CHECKING:
     import keras
@@ -31,14 +32,9 @@ class Creator:
 _current: ContextVar[Creator | None] = ContextVar("keras_flow_creator", default=None)
 
 
-@contextmanager
-def creating(kind: str, layer: keras.Layer | None = None) -> Iterator[None]:
+def creating(kind: str, layer: keras.Layer | None = None) -> AbstractContextManager[None]:
     """Inside, variables that are created belong to this creator."""
-    token = _current.set(Creator(kind, layer))
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return setting(_current, Creator(kind, layer))
 
 
 def creator() -> Creator | None:

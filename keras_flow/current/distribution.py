@@ -15,6 +15,7 @@ from keras_flow.current.batch import BatchPlan, UnevenNotice
 from keras_flow.current.keras_places import KerasDistribution, current_distribution
 from keras_flow.errors import FlowError
 from keras_flow.layout import legal_dims
+from keras_flow.scoped import setting
 
 if TYPE_CHECKING:
     from keras_flow.current.variable_layout import KerasLayout
@@ -218,14 +219,9 @@ def active() -> Distribution | None:
 _left_out: ContextVar[Distribution | None] = ContextVar("keras_flow_left_out", default=None)
 
 
-@contextmanager
-def as_under(distribution: Distribution) -> Iterator[None]:
+def as_under(distribution: Distribution) -> AbstractContextManager[None]:
     """Inside, a step draws and computes again as the distribution says, though the distribution is not active."""
-    token = _left_out.set(distribution)
-    try:
-        yield
-    finally:
-        _left_out.reset(token)
+    return setting(_left_out, distribution)
 
 
 def applied() -> Distribution | None:

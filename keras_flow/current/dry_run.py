@@ -5,23 +5,18 @@ That is all `dist.explain` needs, so a model that fits on no machine here can be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 from keras_flow.current.world import World
+from keras_flow.scoped import setting
 
 _world: ContextVar[World | None] = ContextVar("keras_flow_dry_run", default=None)
 
 
-@contextmanager
-def on(world: World) -> Iterator[None]:
+def on(world: World) -> AbstractContextManager[None]:
     """Inside, distributions need no devices and variables get no value; see `distributions.dry_run`."""
-    token = _world.set(world)
-    try:
-        yield
-    finally:
-        _world.reset(token)
+    return setting(_world, world)
 
 
 def world(*args: object, **kwargs: object) -> World | None:

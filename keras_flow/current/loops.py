@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from keras_flow.scoped import setting
 
 if TYPE_CHECKING:
     import keras
@@ -40,11 +42,6 @@ def running() -> tuple[Loop, ...]:
     return _running.get()
 
 
-@contextmanager
-def within(loop: Loop) -> Iterator[None]:
+def within(loop: Loop) -> AbstractContextManager[None]:
     """Inside, the call runs."""
-    token = _running.set((*_running.get(), loop))
-    try:
-        yield
-    finally:
-        _running.reset(token)
+    return setting(_running, (*_running.get(), loop))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+
+from keras_flow.scoped import setting
 
 _current: ContextVar[Microbatch | None] = ContextVar("keras_flow_microbatch", default=None)
 
@@ -39,11 +40,6 @@ def current() -> Microbatch | None:
     return _current.get()
 
 
-@contextmanager
-def computing(part: Microbatch | None) -> Iterator[None]:
+def computing(part: Microbatch | None) -> AbstractContextManager[None]:
     """Inside, the rows of a micro-batch are computed."""
-    token = _current.set(part)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return setting(_current, part)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
+
+from keras_flow.scoped import setting
 
 if TYPE_CHECKING:
     import keras
@@ -24,14 +26,9 @@ class Recorder(Protocol):
 _recorder: ContextVar[Recorder | None] = ContextVar("keras_flow_recorded_calls", default=None)
 
 
-@contextmanager
-def recorded_by(recorder: Recorder | None) -> Iterator[None]:
+def recorded_by(recorder: Recorder | None) -> AbstractContextManager[None]:
     """Inside, calls of layers go to this recorder; with None they are not recorded."""
-    token = _recorder.set(recorder)
-    try:
-        yield
-    finally:
-        _recorder.reset(token)
+    return setting(_recorder, recorder)
 
 
 def recorder_of(layer: object, *args: object, **kwargs: object) -> Recorder | None:

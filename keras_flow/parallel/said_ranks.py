@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+
+from keras_flow.scoped import setting
 
 _said: ContextVar[tuple[int, ...] | None] = ContextVar("keras_flow_said_rank", default=None)
 
@@ -14,11 +15,6 @@ def current() -> tuple[int, ...] | None:
     return _said.get()
 
 
-@contextmanager
-def saying(ranks: tuple[int, ...]) -> Iterator[None]:
+def saying(ranks: tuple[int, ...]) -> AbstractContextManager[None]:
     """Inside, layers belong to ranks."""
-    token = _said.set(ranks)
-    try:
-        yield
-    finally:
-        _said.reset(token)
+    return setting(_said, ranks)

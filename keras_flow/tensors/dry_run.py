@@ -6,12 +6,13 @@ itself by the cost of two dry runs.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from keras_flow.boxing.spec import BoxingPlan
+from keras_flow.scoped import setting
 from keras_flow.signatures import Choice, OperatorCall
 from keras_flow.tensors import tape
 
@@ -59,14 +60,9 @@ class OperatorRecorder:
 _recorder: ContextVar[OperatorRecorder | None] = ContextVar("recorder", default=None)
 
 
-@contextlib.contextmanager
-def recorded_by(records: OperatorRecorder) -> Iterator[None]:
+def recorded_by(records: OperatorRecorder) -> AbstractContextManager[None]:
     """Inside, operators on global tensors compute and send nothing, and tell this recorder what they would."""
-    token = _recorder.set(records)
-    try:
-        yield
-    finally:
-        _recorder.reset(token)
+    return setting(_recorder, records)
 
 
 def recorder() -> OperatorRecorder | None:

@@ -6,14 +6,14 @@ another tensor.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from keras_flow.sbp import SbpSpec
+from keras_flow.scoped import setting
 from keras_flow.tensors.dtypes import is_float
 
 if TYPE_CHECKING:
@@ -90,13 +90,8 @@ def paused() -> AbstractContextManager[None]:
     return _using(None)
 
 
-@contextlib.contextmanager
-def _using(tape: Tape | None) -> Iterator[None]:
-    token = _tape.set(tape)
-    try:
-        yield
-    finally:
-        _tape.reset(token)
+def _using(tape: Tape | None) -> AbstractContextManager[None]:
+    return setting(_tape, tape)
 
 
 def watches(tensors: Sequence[GlobalTensor]) -> bool:

@@ -7,8 +7,8 @@ the same dropout mask on every replica and normalises by local statistics. Each 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -25,6 +25,7 @@ from keras_flow.current.keras_places import squeeze_or_expand_to_same_rank
 from keras_flow.current.keras_places import tensorflow_random as keras_random
 from keras_flow.current.models import layer_in_call
 from keras_flow.errors import FlowError
+from keras_flow.scoped import setting
 
 _SUM = tf.distribute.ReduceOp.SUM
 _Value = TypeVar("_Value")
@@ -51,14 +52,9 @@ _rows: ContextVar[ReplicaRows | None] = ContextVar("keras_flow_replica_rows", de
 _summed: ContextVar[bool] = ContextVar("keras_flow_gradients_summed", default=False)
 
 
-@contextmanager
-def rows_here(rows: ReplicaRows) -> Iterator[None]:
+def rows_here(rows: ReplicaRows) -> AbstractContextManager[None]:
     """A replica's step runs inside, in a thread of its own."""
-    token = _rows.set(rows)
-    try:
-        yield
-    finally:
-        _rows.reset(token)
+    return setting(_rows, rows)
 
 
 def rows(*args: object, **kwargs: object) -> ReplicaRows | None:

@@ -6,8 +6,8 @@ they are found here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,6 +18,7 @@ from keras_flow.backends.tensorflow.layouts import relayout, replicated, view_of
 from keras_flow.backends.tensorflow.operators.operations import on_operation
 from keras_flow.backends.tensorflow.traced_step import WholeOperations
 from keras_flow.current.distribution import expected
+from keras_flow.scoped import setting
 
 #: operations that DTensor partitions wrongly. ScatterNd: the indices of all rows are used on each rank's rows, which
 #: raises on CPUs; accelerators leave out indices that are too large, and the numbers are wrong without an error.
@@ -32,14 +33,9 @@ _whole: ContextVar[WholeOperations | None] = ContextVar("keras_flow_whole_operat
 _laying: ContextVar[bool] = ContextVar("keras_flow_laying_inputs", default=False)
 
 
-@contextmanager
-def whole_operations(whole: WholeOperations) -> Iterator[None]:
+def whole_operations(whole: WholeOperations) -> AbstractContextManager[None]:
     """A step is traced inside, in which these operations are also whole."""
-    token = _whole.set(WholeOperations(whole.names, whole.types | WRONG_WHEN_SPLIT))
-    try:
-        yield
-    finally:
-        _whole.reset(token)
+    return setting(_whole, WholeOperations(whole.names, whole.types | WRONG_WHEN_SPLIT))
 
 
 @on_operation(

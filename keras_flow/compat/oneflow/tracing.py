@@ -6,8 +6,8 @@ again under that distribution.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from keras_flow.parallel.data_parallel import DataParallel
 from keras_flow.parallel.model_parallel import ModelParallel
 from keras_flow.parallel.pipeline_parallel import PipelineParallel
 from keras_flow.placements import Placement
+from keras_flow.scoped import setting
 
 _current: ContextVar[TracedJob | None] = ContextVar("keras_flow_oneflow_trace", default=None)
 #: one distribution for all jobs that need such a one, since they share variables
@@ -147,14 +148,9 @@ def is_inside() -> bool:
     return _current.get() is not None
 
 
-@contextmanager
-def tracing(trace: TracedJob) -> Iterator[None]:
+def tracing(trace: TracedJob) -> AbstractContextManager[None]:
     """Inside, operations belong to a job."""
-    token = _current.set(trace)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return setting(_current, trace)
 
 
 def forget() -> None:
