@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.collective_engine import Counts, Pending
-from keras_flow.comm.group import Group, Values, dtype_name, elements, on_each, reshaped, shape_of
+from keras_flow.comm.group import Group, Values, dtype_name, on_each, reshaped, shape_of
 from keras_flow.errors import FlowError
 
 OPS = ("sum", "mean", "min", "max", "product")
@@ -98,7 +99,7 @@ def all_reduce(group: Group, values: Values, op: str) -> Pending:
     kind, values = _of_mean(op, values, count)
     begun = engine.native("all_reduce", group.ranks, values, kind)
     if begun is None:
-        parts = balanced(elements(shape), count)
+        parts = balanced(math.prod(shape), count)
         reduced = reduce_scatter(group, reshaped(values, (-1,)), kind, parts).results()
         whole = engine.gather_all(group.ranks, reduced, parts).results()
         shaped = reshaped(whole, shape)
@@ -133,16 +134,6 @@ def _of_mean(op: str, values: Values, count: int) -> tuple[str, Values]:
     return "sum", on_each(values, lambda value: value / count) if is_half else values
 
 
-def gather(group: Group, flat: Values, parts: Sequence[int]) -> Pending:
-    """Gather the flat tensors of all ranks, joined in the order of ranks."""
-    return tensor_engine().gather_all(group.ranks, flat, list(parts))
-
-
-def exchange(group: Group, flat: Values, counts: Counts) -> Pending:
-    """Send each rank its part of every flat tensor."""
-    return tensor_engine().exchange(group.ranks, flat, counts)
-
-
 def broadcast(group: Group, values: Values, source: int) -> Pending:
     """Send the value of one rank to all; of the others' values only the shape is used."""
     engine = tensor_engine()
@@ -154,7 +145,7 @@ def broadcast(group: Group, values: Values, source: int) -> Pending:
     if begun is not None:
         return begun
     flat = reshaped(values, (-1,))
-    size, place = elements(shape), group.ranks.index(source)
+    size, place = math.prod(shape), group.ranks.index(source)
     # its parts to the ranks, which then gather them: no rank sends more than twice the tensor
     parts = balanced(size, count)
     counts = [parts if sender == place else [0] * count for sender in range(count)]

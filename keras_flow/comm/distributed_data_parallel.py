@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import keras
 import numpy as np
 
 from keras_flow.backends.active import backend
-from keras_flow.comm.group import Group, dtype_name, elements, parts_of, shape_of
+from keras_flow.comm.group import Group, dtype_name, parts_of, shape_of
 from keras_flow.comm.movements import broadcast
 from keras_flow.comm.reductions import all_reduce
 from keras_flow.errors import FlowError
@@ -208,7 +209,7 @@ def buckets(values: Sequence[Any], limit: int) -> list[list[int]]:
     opened: dict[str, tuple[list[int], int]] = {}
     for place in reversed(range(len(values))):
         name = dtype_name(values[place])
-        size = elements(shape_of(values[place])) * numpy_dtype(name).itemsize
+        size = math.prod(shape_of(values[place])) * numpy_dtype(name).itemsize
         bucket, filled = opened.get(name, ([], limit + 1))
         if filled + size > limit:
             bucket, filled = [], 0

@@ -6,6 +6,7 @@ A process that drives one rank gives and gets that rank's tensor; one that drive
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -214,14 +215,6 @@ def on_each(values: Mapping[int, Any], function: Callable[..., Any]) -> dict[int
     return results
 
 
-def elements(shape: Sequence[int]) -> int:
-    """How many a shape has."""
-    count = 1
-    for length in shape:
-        count *= length
-    return count
-
-
 def empty(dtype: str, rank: int) -> Any:
     """A flat tensor without elements."""
     return tensor_engine().put(np.zeros(0, numpy_dtype(dtype)), rank)
@@ -229,7 +222,7 @@ def empty(dtype: str, rank: int) -> Any:
 
 def parts_of(flat: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
     """Cut a flat tensor into tensors of these shapes."""
-    ends = list(accumulate(elements(shape) for shape in shapes))
+    ends = list(accumulate(math.prod(shape) for shape in shapes))
     starts = [0, *ends[:-1]]
     return [
         tensor_engine().reshape(flat[start:end], shape) for start, end, shape in zip(starts, ends, shapes, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,6 @@ from keras_flow.comm.group import (
     Values,
     call_of,
     dtype_name,
-    elements,
     empty,
     exchanged_shapes,
     note_compared,
@@ -105,7 +105,7 @@ def all_gather_into_tensor(x: object, group: Placement | None = None, async_op: 
 
     def shaped(values: Values) -> Values:
         if members.order != members.ranks:
-            parts = [(elements(shape),)] * count
+            parts = [(math.prod(shape),)] * count
             values = on_each(values, lambda value: tensor_engine().join(members.in_order(parts_of(value, parts))))
         return reshaped(values, joined)
 
@@ -151,7 +151,7 @@ def all_to_all(x: object, group: Placement | None = None, async_op: bool = False
         if run := repeated.keep("all_to_all", (), group, members, lists, async_op):
             return run(*lists.values())
         received = sent
-        counts = Counts.of([[elements(next(iter(sent.values()))[0])] * count] * count)
+        counts = Counts.of([[math.prod(next(iter(sent.values()))[0])] * count] * count)
     else:
         words = f"all_to_all{members.order_in_words}"
         require_same(members, {rank: f"{words} {dtype_name(row[0])}" for rank, row in lists.items()})
@@ -167,12 +167,12 @@ def all_to_all(x: object, group: Placement | None = None, async_op: bool = False
         return members.answer(found)
 
     if async_op:
-        return Work(algorithms.exchange(members, flat, counts), finish)
+        return Work(tensor_engine().exchange(members.ranks, flat, counts), finish)
     return finish(
         algorithms.differentiable(
             members,
-            lambda given: algorithms.exchange(members, given, counts),
-            lambda cotangents: algorithms.exchange(members, cotangents, counts.transposed()),
+            lambda given: tensor_engine().exchange(members.ranks, given, counts),
+            lambda cotangents: tensor_engine().exchange(members.ranks, cotangents, counts.transposed()),
             flat,
         )
     )
@@ -209,9 +209,9 @@ def gather(x: object, dst: int, group: Placement | None = None, same_shape: bool
     if len(set(shapes)) == 1 and (run := repeated.keep("gather", (dst,), group, members, values)):
         return run(*values.values())
     place = members.ranks.index(dst)
-    counts = [[elements(shape) if to == place else 0 for to in range(len(shapes))] for shape in shapes]
+    counts = [[math.prod(shape) if to == place else 0 for to in range(len(shapes))] for shape in shapes]
     flat = reshaped(values, (-1,))
-    got = algorithms.exchange(members, flat, Counts.of(counts)).results()
+    got = tensor_engine().exchange(members.ranks, flat, Counts.of(counts)).results()
     found = on_each(
         {rank: value for rank, value in got.items() if rank == dst},
         lambda value: members.in_order(parts_of(value, shapes)),
@@ -272,15 +272,14 @@ def scatter(
         # what it gives is known to `src` alone: first the dtype and all shapes, then the tensors
         facts = [dtype_name(lists[src][0]), [shape_of(each) for each in lists[src]]] if lists else None
         name, shapes = algorithms.broadcast_text(members, facts, src)
-    sizes = [elements(each) for each in shapes]
+    sizes = [math.prod(each) for each in shapes]
     flat = {}
     for rank in given:
         with engine.on_rank(rank):
             tensors = [engine.reshape(each, (-1,)) for each in lists.get(rank, [])]
             flat[rank] = engine.join(tensors) if tensors else empty(name, rank)
-    got = algorithms.exchange(
-        members, flat, Counts.of([sizes if sender == place else [0] * count for sender in range(count)])
-    ).results()
+    counts = Counts.of([sizes if sender == place else [0] * count for sender in range(count)])
+    got = engine.exchange(members.ranks, flat, counts).results()
     return members.answer(
         {rank: engine.reshape(value, tuple(shapes[members.ranks.index(rank)])) for rank, value in got.items()}
     )
@@ -341,7 +340,7 @@ def barrier(group: Placement | None = None) -> None:
         return
     engine = tensor_engine()
     values = {rank: engine.put(np.zeros(1, "int32"), rank) for rank in members.mine}
-    got = algorithms.gather(members, values, [1] * len(members.ranks)).results()
+    got = tensor_engine().gather_all(members.ranks, values, [1] * len(members.ranks)).results()
     for value in got.values():
         engine.as_numpy(value)  # engines that run ahead have to be waited for
 
@@ -365,18 +364,18 @@ def _check_equal(members: Group, values: dict[int, Any], call: str) -> None:
 
 def _gathered(members: Group, values: dict[int, Any], shapes: list[Shape], async_op: bool, shaped: Shaped) -> Any:
     """An all-gather of tensors of these shapes."""
-    parts = [elements(shape) for shape in shapes]
+    parts = [math.prod(shape) for shape in shapes]
     flat = reshaped(values, (-1,))
 
     def finish(results: Values) -> Any:
         return members.answer(shaped(results))
 
     if async_op:
-        return Work(algorithms.gather(members, flat, parts), finish)
+        return Work(tensor_engine().gather_all(members.ranks, flat, parts), finish)
     return finish(
         algorithms.differentiable(
             members,
-            lambda given: algorithms.gather(members, given, parts),
+            lambda given: tensor_engine().gather_all(members.ranks, given, parts),
             lambda cotangents: algorithms.reduce_scatter(members, cotangents, "sum", parts),
             flat,
         )
@@ -388,9 +387,9 @@ def _counts(members: Group, sent: Mapping[int, list[Shape]], received: Mapping[i
     counts = [[0] * len(members.ranks) for _ in members.ranks]
     for place, rank in enumerate(members.ranks):
         for other, shape in enumerate(sent.get(rank, [])):
-            counts[place][other] = elements(shape)
+            counts[place][other] = math.prod(shape)
         for other, shape in enumerate(received.get(rank, [])):
-            counts[other][place] = elements(shape)
+            counts[other][place] = math.prod(shape)
     if members.is_local:
         return Counts.of(counts)
     # what no process knows alone: the longest message of each round, and whether all are equal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,6 @@ from keras_flow.comm.group import (
     as_tensor,
     count_call,
     dtype_name,
-    elements,
     empty,
     is_compared,
     note_compared,
@@ -74,7 +74,7 @@ def send(x: object, dst: int, send_meta: bool = True) -> None:
         _moved(source, dst, source, engine.put(np.concatenate([name, shape_words(shape_of(value))]), source), _WORDS)
     with engine.on_rank(source):
         flat = engine.reshape(value, (-1,))
-    _moved(source, dst, source, flat, elements(shape_of(value)))
+    _moved(source, dst, source, flat, math.prod(shape_of(value)))
 
 
 def recv(src: int, shape: tuple[int, ...] | None = None, dtype: str | None = None, rank: int | None = None) -> Any:
@@ -118,7 +118,7 @@ def recv(src: int, shape: tuple[int, ...] | None = None, dtype: str | None = Non
     else:
         words = engine.as_numpy(_moved(src, rank, rank, empty("int32", rank), _WORDS))
         dtype, shape = words[:_NAME_WORDS].tobytes().decode().rstrip(), shape_of_words(words[_NAME_WORDS:])
-    flat = _moved(src, rank, rank, empty(dtype, rank), elements(shape))
+    flat = _moved(src, rank, rank, empty(dtype, rank), math.prod(shape))
     with engine.on_rank(rank):
         return engine.reshape(flat, tuple(shape))
 

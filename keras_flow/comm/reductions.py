@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from keras_flow.backends.active import tensor_engine
@@ -12,7 +13,6 @@ from keras_flow.comm.group import (
     Values,
     call_of,
     dtype_name,
-    elements,
     on_each,
     parts_of,
     require_same,
@@ -90,12 +90,12 @@ def reduce(x: object, dst: int, op: str = "sum", group: Placement | None = None)
     shape, count = shape_of(next(iter(values.values()))), len(members.ranks)
     if 0 in shape or count == 1:
         return members.answer(values)
-    parts = algorithms.balanced(elements(shape), count)
+    parts = algorithms.balanced(math.prod(shape), count)
     flat = reshaped(values, (-1,))
     reduced = algorithms.reduce_scatter(members, flat, op, parts).results()
     place = members.ranks.index(dst)
     counts = [[size if to == place else 0 for to in range(count)] for size in parts]
-    whole = algorithms.exchange(members, reduced, Counts.of(counts)).results()
+    whole = tensor_engine().exchange(members.ranks, reduced, Counts.of(counts)).results()
     return members.answer(
         {**values, **on_each({dst: whole[dst]}, lambda value: engine.reshape(value, shape))} if dst in whole else values
     )
@@ -185,7 +185,7 @@ def reduce_scatter_tensor(x: object, op: str = "sum", group: Placement | None = 
     flat = reshaped(values, (-1,))
     part = (shape[0] // count, *shape[1:])
     if members.order != members.ranks:
-        size = (elements(part),)
+        size = (math.prod(part),)
         flat = on_each(flat, lambda value: tensor_engine().join(members.by_rank(parts_of(value, [size] * count))))
     return _scattered(members, flat, op, [part] * count, "reduce_scatter_tensor", async_op)
 
@@ -198,7 +198,7 @@ def check(members: Group, values: dict[int, Any], op: str, call: str) -> None:
 
 def _scattered(members: Group, flat: Values, op: str, shapes: list[tuple[int, ...]], call: str, async_op: bool) -> Any:
     """A reduce-scatter of flat tensors, whose parts get their shapes."""
-    parts = [elements(shape) for shape in shapes]
+    parts = [math.prod(shape) for shape in shapes]
 
     def finish(results: Any) -> Any:
         shaped = {}
@@ -222,4 +222,4 @@ def _scattered(members: Group, flat: Values, op: str, shapes: list[tuple[int, ..
 def _spread(members: Group, cotangents: Any, op: str, parts: list[int]) -> algorithms.Pending:
     """The gradient of a reduce-scatter."""
     count = len(members.ranks) if op == "mean" else 1
-    return algorithms.gather(members, on_each(cotangents, lambda value: value / count), parts)
+    return tensor_engine().gather_all(members.ranks, on_each(cotangents, lambda value: value / count), parts)

@@ -11,16 +11,15 @@ import functools
 import inspect
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import keras
 from keras import tree
 
+from keras_flow.current import models
 from keras_flow.current.keras_places import compute_output_spec
 from keras_flow.current.recorded_calls import recorded_by
 from keras_flow.errors import FlowError
-
-if TYPE_CHECKING:
-    import keras
 
 #: the length assumed where a shape has `None`
 UNKNOWN = 128
@@ -95,8 +94,6 @@ class Graph:
                 None
             )
         rows = [self.batch if length is None and dim == 0 else length for dim, length in enumerate(shape)]
-        import keras
-
         dtype = keras.backend.standardize_dtype(tensor.dtype)  # type: ignore[attr-defined]
         self.tensors[key] = Spec(tuple(UNKNOWN if length is None else int(length) for length in rows), dtype)
         return key
@@ -114,7 +111,7 @@ def graph_of(model: keras.Model, batch: int, is_leaf: Callable[[object], bool]) 
         FlowError: the model is not built, or cannot be called symbolically.
     """
     graph = Graph(batch)
-    function = _function_of(model)
+    function = models.graph_of(model)
     if function is not None:
         keys = [graph.new(tensor) for tensor in function._inputs]
         graph.inputs = tuple(keys)
@@ -126,8 +123,6 @@ def graph_of(model: keras.Model, batch: int, is_leaf: Callable[[object], bool]) 
     shapes = getattr(model, "_build_shapes_dict", None)
     if not shapes:
         raise FlowError(_not_built(model))
-    import keras
-
     # a subclassed model knows the shapes it was built with, not those of a batch
     symbols = tree.map_shape_structure(
         lambda shape: keras.KerasTensor((batch, *shape[1:]), dtype=model.input_dtype), next(iter(shapes.values()))
@@ -146,14 +141,6 @@ def _not_built(model: keras.Model) -> str:
     )
 
 
-def _function_of(layer: object) -> keras.Model | None:
-    """The functional model that a model is, or has (Sequential)."""
-    if hasattr(layer, "_nodes_by_depth"):
-        return layer  # type: ignore[return-value]
-    inner = getattr(layer, "_functional", None)
-    return inner if hasattr(inner, "_nodes_by_depth") else None
-
-
 def _walk(graph: Graph, function: keras.Model, keys: list[int], is_leaf: Callable[[object], bool]) -> list[int]:
     """Append the calls of a functional model; returns the keys of its outputs."""
     known = {id(tensor): key for tensor, key in zip(function._inputs, keys, strict=True)}
@@ -166,7 +153,7 @@ def _walk(graph: Graph, function: keras.Model, keys: list[int], is_leaf: Callabl
             inputs = [known[id(tensor)] for tensor in node.input_tensors]
             outputs = node.output_tensors
             args, kwargs = node.arguments.args, node.arguments.kwargs
-            inner = _function_of(operation)
+            inner = models.graph_of(operation)
             if inner is not None:  # it is also given the masks of its inputs
                 symbols = tree.flatten(_given(operation, args, kwargs, lambda leaf: leaf)["inputs"])
                 results = _walk(graph, inner, [known[id(tensor)] for tensor in symbols], is_leaf)
@@ -338,14 +325,10 @@ def _ask(layer: Any, function: Callable[..., object], args: tuple, kwargs: dict)
 
 
 def _whole_numbers(leaf: Any) -> Any:
-    import keras
-
     return keras.KerasTensor(leaf.shape, "int32") if isinstance(leaf, keras.KerasTensor) else leaf
 
 
 def _with_rows(leaf: object, batch: int) -> object:
-    import keras
-
     if not isinstance(leaf, keras.KerasTensor):
         return leaf
     lengths = enumerate(leaf.shape or ())

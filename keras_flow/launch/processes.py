@@ -41,13 +41,12 @@ def preemption_seconds() -> float:
 class Interrupts:
     """Remembers Ctrl-C and SIGTERM until `check` raises: elsewhere they could leave a lock of `subprocess` locked.
 
-    Args:
-        terminates: SIGTERM is remembered too; `check` raises SystemExit(143) for it, as a shell says it.
+    For SIGTERM `check` raises SystemExit(143), as a shell says it.
     """
 
-    def __init__(self, terminates: bool = True) -> None:
+    def __init__(self) -> None:
         self._pending: int | None = None
-        self._numbers = (signal.SIGINT, signal.SIGTERM) if terminates else (signal.SIGINT,)
+        self._numbers = (signal.SIGINT, signal.SIGTERM)
         self._before: dict[signal.Signals, object] = {}
         self._at_once = False
 
