@@ -19,6 +19,7 @@ from rich.progress import track
 
 from keras_flow.backends import random_states, symbolic
 from keras_flow.backends.active import backend
+from keras_flow.backends.rendezvous import agreement
 from keras_flow.current import models
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.errors import FlowError
@@ -89,7 +90,8 @@ def _verify(
 ) -> Verification:
     if tolerance is None:
         tolerance = _tolerance(model)
-    why = why_by_layer(model) if by_layer is None else "as asked for" if by_layer else ""
+    # the memory that is free differs between devices, and all ranks must decide alike
+    why = agreement.first_failure(why_by_layer(model)) if by_layer is None else "as asked for" if by_layer else ""
     if why:
         rows, note = _by_layer(distribution, model, full_batch, own_step, tolerance, why)
     else:
