@@ -18,19 +18,22 @@ import numpy as np
 
 from keras_flow.backends.active import tensor_engine
 from keras_flow.backends.rendezvous import agreement, meeting
-from keras_flow.errors import warn
+from keras_flow.errors import FlowError, warn
 
 if TYPE_CHECKING:
     import keras
 
+    from keras_flow.placements import Placement
+
 _SEED, _TENSORFLOW = "keras.utils.set_random_seed", "TensorFlow's"
+_PLACEMENT = "the placement"
 _OF_DEVICE = "torch's on its device"
 #: the seed that TensorFlow takes where only an operation has one (`random_seed.DEFAULT_GRAPH_SEED`): `shuffle(seed=3)`
 #: orders rows alike with it and without any
 _WITHOUT_SEED = 87654321
 
 
-def align(begins: bool = False) -> None:
+def align(begins: bool = False, placement: Placement | None = None) -> None:
     """Give all processes process 0's random states: Python's, NumPy's, Keras's, and those of loaded engines.
 
     Unaligned, each process would shuffle, initialise and drop in its own way.
@@ -38,6 +41,10 @@ def align(begins: bool = False) -> None:
     Args:
         begins: the program begins (`kf.init`), and who gave no seed is told nothing. Later, or where the processes
             called `set_random_seed` with different numbers, there is a warning.
+        placement: one that must be the same in all processes, where an engine makes its groups together.
+
+    Raises:
+        FlowError: the processes have different placements.
     """
     if tensor_engine().world().process_count == 1:
         return
@@ -45,7 +52,16 @@ def align(begins: bool = False) -> None:
     mine = states()
     # checksums first: states are kilobytes, and processes that were seeded alike need send none
     sums = {name: zlib.crc32(json.dumps(state).encode()) for name, state in mine.items()}
-    if not agreement.differ(sums):
+    unlike = agreement.differing(sums if placement is None else {**sums, _PLACEMENT: str(placement)})
+    if _PLACEMENT in unlike:
+        said = agreement.exchange(str(placement))
+        each = "; ".join(f"process {number}: {text}" for number, text in enumerate(said[:8]))
+        raise FlowError(
+            f"the processes enter the scopes of distributions of different placements ({each}"
+            f"{'; ...' if len(said) > 8 else ''}): every process enters the scope of the same one. For trainings that "
+            "know nothing of each other start a job for each"
+        )
+    if not unlike:
         _seed_tensorflow(mine)
         return
     others = [json.loads(text) for text in agreement.exchange(json.dumps(sums))]

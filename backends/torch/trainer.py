@@ -46,7 +46,7 @@ def enter(distribution: Distribution) -> None:
     """Take rank 0's random states, and make the mesh and the process groups."""
     placement = distribution.placement
     # first: it ends with an error where a rank enters alone, and to make groups would wait for the others
-    random_states.align()
+    random_states.align(placement=placement)
     # meshes and groups are collectives of the whole job: made once, here, where all ranks are
     layouts.mesh(placement)
     if layouts.has_peers():

@@ -149,3 +149,11 @@ def gradients_on_their_way_keep_their_memory() -> None:
     reducer._sent = [(None, (), [], [])]  # as where a backward pass raised
     reducer.reset()
     assert reducer._memory.of(4, torch.zeros(1)).data_ptr() != sent.data_ptr()
+
+
+@check
+def scopes_of_different_placements_are_refused() -> None:
+    import keras_flow as kf
+
+    half = kf.DataParallel(kf.Placement([0, 1] if rank() < 2 else [2, 3]))
+    assert "process 2: Placement([2, 3]" in error_of(lambda: half.scope().__enter__())
