@@ -14,6 +14,7 @@ from keras import tree
 
 from keras_flow.backends import (
     built_late,
+    callback_hooks,
     copies,
     dry_run_hooks,
     first_step,
@@ -24,7 +25,9 @@ from keras_flow.backends import (
     symbolic,
 )
 from keras_flow.backends.active import backend
-from keras_flow.backends.files import backups, weights_files
+from keras_flow.backends.callback_hooks import replaces
+from keras_flow.backends.files import backups as backups  # declares by `callback_hooks`
+from keras_flow.backends.files import weights_files
 from keras_flow.backends.hooking import Hook, always, declared, distribution_of_new, hook
 from keras_flow.backends.reading import row_order
 from keras_flow.backends.rendezvous import alone, meeting
@@ -376,11 +379,8 @@ def _choose_jit_again(model: keras.Model) -> None:
         model.jit_compile = False if refused else model._resolve_auto_jit_compile()
 
 
-@hook(
-    "keras.callbacks.CallbackList",
-    ("on_train_batch_begin", "on_test_batch_begin", "on_predict_batch_begin"),
-    "the stop button of a notebook stops all its workers before the same step; without it some would wait",
-    when=pausing.gate_of,
+@replaces(
+    "CallbackList", ("on_train_batch_begin", "on_test_batch_begin", "on_predict_batch_begin"), when=pausing.gate_of
 )
 def _batch_begins(
     gate: pausing.Gate, original: Callable[..., object], callbacks: object, *args: object, **kwargs: object
@@ -419,8 +419,7 @@ def wrap_loaded() -> None:
 def hooks() -> Sequence[Hook]:
     """The hooks that every engine has."""
     return (
-        *declared(backups),
         *hub_models.hooks(_entry),
-        *declared(weights_files, dry_run_hooks, rematerialized, layer_losses, built_late, first_step),
+        *declared(weights_files, dry_run_hooks, rematerialized, layer_losses, built_late, callback_hooks),
         *declared(sys.modules[__name__]),
     )

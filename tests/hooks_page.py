@@ -34,8 +34,7 @@ import json, sys
 from keras_flow.backends import fingerprints, hooking, keras_hooks
 from keras_flow.backends.active import backend
 from keras_flow.checkpoint import callback, positions
-from keras_flow.launch import preemption
-hooks = (*backend().hooks(), *keras_hooks.hooks(), *hooking.declared(callback, positions, preemption))
+hooks = (*backend().hooks(), *keras_hooks.hooks(), *hooking.declared(callback, positions))
 json.dump([(fingerprints.name_of(hook), hook.why) for hook in hooks], sys.stdout)
 """
 

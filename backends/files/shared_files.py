@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_flow.backends.active import backend
+from keras_flow.backends.callback_hooks import replaces
 from keras_flow.backends.files import whole_files
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.rendezvous import agreement, meeting
@@ -104,19 +105,9 @@ def without_hosts_of_orbax(callback: Any, *args: object, **kwargs: object) -> ke
     return None if writing.get() or callback.is_multihost_enabled() else shared_model(callback)
 
 
-@hook("keras.callbacks.BackupAndRestore", "on_train_end", "the folder is removed by process 0 only", when=shared_model)
-@hook(
-    "keras.callbacks.CSVLogger",
-    ("on_train_begin", "on_epoch_end", "on_train_end"),
-    "one file, written by process 0",
-    when=shared_model,
-)
-@hook(
-    "keras.callbacks.OrbaxCheckpoint",
-    ("wait_until_finished", "on_train_end"),
-    "the others wait until process 0 has written what it saves in the background",
-    when=without_hosts_of_orbax,
-)
+@replaces("BackupAndRestore", "on_train_end", when=shared_model)
+@replaces("CSVLogger", ("on_train_begin", "on_epoch_end", "on_train_end"), when=shared_model)
+@replaces("OrbaxCheckpoint", ("wait_until_finished", "on_train_end"), when=without_hosts_of_orbax)
 def callback_writes(
     _: object, original: Callable[..., object], callback: object, *args: object, **kwargs: object
 ) -> None:
@@ -161,16 +152,14 @@ def save_edited(
     once(lambda: whole_files.save(original, editor, filepath), None, "KerasFileEditor.save")
 
 
-@hook(
-    "keras.callbacks.OrbaxCheckpoint",
-    "_save_checkpoint",
-    "Orbax knows of JAX's processes only: the others would write into one folder at once, and fail",
-    when=without_hosts_of_orbax,
-)
+@replaces("OrbaxCheckpoint", "_save_checkpoint", when=without_hosts_of_orbax)
 def orbax_saves(
     model: keras.Model, original: Callable[..., object], callback: Any, step: int, logs: Any = None
 ) -> None:
-    """Hook on `OrbaxCheckpoint._save_checkpoint`: process 0 writes, from the logical values."""
+    """Hook on `OrbaxCheckpoint._save_checkpoint`: process 0 writes, from the logical values.
+
+    Orbax knows of JAX's processes only: the others would write into one folder at once, and fail.
+    """
     backend().write_alone(lambda: original(callback, step, logs), model, "OrbaxCheckpoint")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_flow.backends.hooking import Hook, declared
+from keras_flow.backends.hooking import Hook
 from keras_flow.backends.reading import loaders, py_datasets, row_order
 from keras_flow.backends.reading.process_rows import ArrayBatches, ProcessRows, ReadingEngine, say_whole
 from keras_flow.backends.reading.tf_data import TfDataBatches
@@ -131,5 +131,4 @@ def hooks(reader: AdapterReader) -> tuple[Hook, ...]:
             "batch in every process, in another order on each engine",
             when=_reads,
         ),
-        *declared(row_order),
     )

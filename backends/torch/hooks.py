@@ -36,8 +36,7 @@ def hooks() -> tuple[Hook, ...]:
         *attention.hooks(),
         *declared(variables, gathered_weights, saving, reading_dtensors, trainer),
         *sources.hooks(reading.READER),
-        *declared(mirrored_calls, step, rematerialized, layers, shapes, split_layers, losses),
-        *metrics.hooks(),
+        *declared(mirrored_calls, step, rematerialized, layers, shapes, split_layers, losses, metrics),
         *declared(partial_numbers, log_readers, optimizer, random, logical_random, shared_files, generation, relayout),
         *declared(wrapped_modules, tables, exporting),
     )

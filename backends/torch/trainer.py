@@ -26,7 +26,14 @@ from keras_flow.backends.torch import (
 )
 from keras_flow.backends.torch import data as batches
 from keras_flow.backends.torch.operators import operations
-from keras_flow.backends.torch.rows import consistent_calls, log_readers, mirrored_calls, partial_numbers, split_rows
+from keras_flow.backends.torch.rows import (
+    consistent_calls,
+    log_readers,
+    metrics,
+    mirrored_calls,
+    partial_numbers,
+    split_rows,
+)
 from keras_flow.backends.torch.step import RunningStep, current_step, running
 from keras_flow.current import models
 from keras_flow.current.distribution import active
@@ -111,6 +118,7 @@ def make_function(
     # Keras keeps a function that is made; wrapped twice, a batch would be cut twice
     if not hasattr(function, "keras_flow_step"):
         setattr(model, name, _wrapped(model, function, trains=name == "train_function"))
+        metrics.place(model)
     _settle(model, distribution, trains=name == "train_function")
     return getattr(model, name)
 

@@ -256,10 +256,7 @@ def private(module: str, name: str, why: str) -> Any:
 
 
 #: what is wrapped when a program asks for it, after the other hooks: compared with them
-WRAPPED_LATER = (
-    Private("keras.callbacks.CallbackList", "on_train_begin", "kf.callbacks.Checkpoint"),
-    Private("keras:EpochIterator", "_enumerate_iterator", "kf.callbacks.Checkpoint"),
-)
+WRAPPED_LATER = (Private("keras:EpochIterator", "_enumerate_iterator", "kf.callbacks.Checkpoint"),)
 
 
 def privates() -> tuple[Private, ...]:

@@ -5,7 +5,6 @@ import pytest
 from keras_flow.backends import fingerprints, hooking
 from keras_flow.checkpoint import callback, positions
 from keras_flow.current import keras_places
-from keras_flow.launch import preemption
 from tests import hooks_page
 
 
@@ -15,9 +14,6 @@ def test_the_page_is_what_the_modules_declare() -> None:
 
 
 def test_what_is_wrapped_later_is_compared_with_the_rest() -> None:
-    later = {fingerprints.name_of(hook) for hook in hooking.declared(callback, positions, preemption)}
+    later = {fingerprints.name_of(hook) for hook in hooking.declared(callback, positions)}
     compared = {fingerprints.name_of(place) for place in keras_places.WRAPPED_LATER}
-    assert compared == later - {  # which every engine wraps as well
-        "keras:adapters.get_data_adapter",
-        "keras.callbacks.CallbackList.on_train_batch_end",
-    }
+    assert compared == later - {"keras:adapters.get_data_adapter"}  # which every engine wraps as well

@@ -13,22 +13,23 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from keras_flow.backends import leaves
-from keras_flow.backends.hooking import Hook, declared, hook
+from keras_flow.backends.hooking import Hook, hook, wrap
 from keras_flow.backends.row_wise import row_sums
 from keras_flow.backends.torch import layers, step
 from keras_flow.backends.torch.rows import consistent_calls, losses, partial_numbers, split_rows
 from keras_flow.backends.torch.rows.partial_numbers import PartialNumber
 from keras_flow.backends.torch.rows.split_rows import DeferredTensor
 from keras_flow.backends.torch.step import OwnRows, RunningStep, computing, current_step
-from keras_flow.current.keras_places import get_keras_mask, in_stateless_scope
+from keras_flow.current import reachable
+from keras_flow.current.keras_places import get_keras_mask, in_stateless_scope, is_of_keras
 
 if TYPE_CHECKING:
     import keras
@@ -58,58 +59,45 @@ def update(
         metric.update_state(y_true, y_pred, sample_weight=sample_weight)
 
 
-def hooks() -> tuple[Hook, ...]:
-    """The hooks on metrics, and on each of Keras's classes that compares predictions with targets."""
-    why = "a metric that the train_step of a user updates adds up own rows, as a compiled one does"
-    classes = (Hook(place, "update_state", update_one, why, when=outside_of_layers) for place in _classes())
-    return (*classes, *declared(sys.modules[__name__]))
-
-
-def _classes() -> Sequence[str]:
-    """Places of the classes, by introspection."""
+def place(model: keras.Model) -> None:
+    """Let Keras's metrics that a model reaches add up own rows where a `train_step` of the user updates them."""
     import keras
 
-    # one name for each class that has the method: a name wraps the nearest class alone
-    found: dict[type, str] = {}
-    for name, metric in sorted(vars(keras.metrics).items(), reverse=True):
-        if isinstance(metric, type) and issubclass(metric, keras.metrics.Metric):
-            owner = next(kind for kind in metric.__mro__ if "update_state" in vars(kind))
-            if list(inspect.signature(vars(owner)["update_state"]).parameters)[1:3] == ["y_true", "y_pred"]:
-                found[owner] = name
-    return sorted(f"keras.metrics.{name}" for name in found.values())
+    for metric, _ in reachable.objects(keras.Metric, model):
+        method = metric.update_state
+        if "update_state" in vars(metric) or not is_of_keras(method, "metrics"):
+            continue
+        if type(metric) is keras.metrics.Mean:
+            when, replacement = functools.partial(step_of_number, metric), update_mean
+        elif list(inspect.signature(method).parameters)[:2] == ["y_true", "y_pred"]:
+            when, replacement = outside_of_layers, update_one
+        else:
+            continue
+        wrap(metric, "update_state", Hook("keras.Metric", "update_state", replacement, "", when))
 
 
 def outside_of_layers(*args: object, **kwargs: object) -> RunningStep | None:
-    """Condition of the hooks on `update_state` of Keras's metrics: the step, where no rank's own rows are computed."""
+    """Condition of `update_state` of Keras's metrics: the step, where no rank's own rows are computed."""
     step = current_step()
     return step if step is not None and step.inside is None else None
 
 
 def update_one(
-    step: RunningStep,
-    original: Callable[..., object],
-    metric: keras.Metric,
-    y_true: object,
-    y_pred: object,
-    sample_weight: object = None,
+    step: RunningStep, original: MethodType, y_true: object, y_pred: object, sample_weight: object = None
 ) -> object:
     """Hook on `update_state` of Keras's metrics, which a `train_step` of the user calls: by own rows, as in a list."""
-    # called by a class that is built on it, with what that has made of the arguments
-    is_outermost = type(metric).update_state.__qualname__ == original.__qualname__
-    by_rows = _by_rows(step, y_true, y_pred, sample_weight) if is_outermost else None
-    if by_rows is not None and _add_own(step, metric, losses.least_rank(y_pred), *by_rows):
+    by_rows = _by_rows(step, y_true, y_pred, sample_weight)
+    if by_rows is not None and _add_own(step, original.__self__, losses.least_rank(y_pred), *by_rows):
         return None
-    return original(metric, y_true, y_pred, sample_weight=sample_weight)
+    return original(y_true, y_pred, sample_weight=sample_weight)
 
 
 def step_of_number(
     metric: keras.Metric, values: object, sample_weight: object = None, *args: object
 ) -> RunningStep | None:
-    """Condition of the hook on `Mean.update_state`: the step, where a number is added: a loss, for so many rows."""
-    import keras
-
+    """Condition of `update_state` of a Mean: the step, where a number is added: a loss, for so many rows."""
     step = outside_of_layers()
-    if step is None or type(metric) is not keras.metrics.Mean or in_stateless_scope():
+    if step is None or in_stateless_scope():
         return None
     if not isinstance(values, torch.Tensor) or values.ndim or values.dtype != metric.total._value.dtype:
         return None
@@ -122,21 +110,11 @@ def step_of_number(
     return step if is_whole and is_plain and not isinstance(values, DeferredTensor) else None
 
 
-@hook(
-    "keras.metrics.Mean",
-    "update_state",
-    "what the step adds to the mean of losses, in a fifth of the operators",
-    when=step_of_number,
-)
 def update_mean(
-    step: RunningStep,
-    original: Callable[..., object],
-    metric: keras.metrics.Mean,
-    values: torch.Tensor,
-    sample_weight: float | None = None,
+    step: RunningStep, original: MethodType, values: torch.Tensor, sample_weight: float | None = None
 ) -> None:
     """Hook on `Mean.update_state`: add the weighted number and the weight, in a fifth of Keras's operators."""
-    weight = 1 if sample_weight is None else sample_weight
+    metric, weight = original.__self__, 1 if sample_weight is None else sample_weight
     with torch.no_grad():
         partial_numbers.before(metric.count).add_(weight)
         if isinstance(values, PartialNumber):

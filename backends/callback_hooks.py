@@ -1,0 +1,76 @@
+"""Methods of Keras's callbacks and of their list that act otherwise, by one hook: where a loop hands them its model.
+
+Each such object is then of a class that stands right before Keras's own in the order of bases. What a subclass of the
+user's does around `super().on_epoch_end()` stays outside, as it would if the method of Keras's class were wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import keras
+
+from keras_flow.backends.hooking import Hook, active_distribution, always, hook, wrap
+from keras_flow.current.keras_places import private
+
+_Replacement = TypeVar("_Replacement", bound=Callable[..., object])
+
+#: class of Keras -> the class that stands before it
+_parts: dict[type, type] = {}
+
+
+def replaces(
+    name: str, methods: str | Sequence[str], *, when: Callable[..., object] = active_distribution
+) -> Callable[[_Replacement], _Replacement]:
+    """Declare that the function below replaces methods of a class of `keras.callbacks`, as `hooking.hook` does."""
+
+    def declare(replacement: _Replacement) -> _Replacement:
+        kind = getattr(keras.callbacks, name)
+        part = _parts[kind] = _parts.get(kind) or _before(kind)
+        for method in [methods] if isinstance(methods, str) else methods:
+            if method.startswith("_"):
+                private(f"keras.callbacks.{name}", method, "what is written: no public method writes it alone")
+            wrap(part, method, Hook(f"keras.callbacks.{name}", method, replacement, "", when))
+        return replacement
+
+    return declare
+
+
+@hook(
+    "keras.callbacks.CallbackList",
+    "set_model",
+    "what acts at steps and epochs of a loop, and callbacks that write files: without it each process orders its rows "
+    "and writes by itself, and none waits for the others where a notebook, kf.on_preemption or Checkpoint stops it",
+    when=always,  # each method has a condition of its own
+)
+def _handed_model(
+    _: object, original: Callable[..., None], callbacks: keras.callbacks.CallbackList, model: Any
+) -> None:
+    """Hook on `CallbackList.set_model`: a loop is about to begin."""
+    for each in (callbacks, *callbacks.callbacks):
+        for kind, part in _parts.items():
+            cls = type(each)
+            if cls is kind:
+                each.__class__ = part
+            elif isinstance(each, kind) and not isinstance(each, part):
+                each.__class__ = _before(cls, part)
+    original(callbacks, model)
+
+
+def _before(*bases: type) -> type:
+    """A class that is named as the first of its bases."""
+    first = bases[0]
+    return type(first)(first.__name__, bases, {"__module__": first.__module__, "__reduce_ex__": _reduced})
+
+
+def _reduced(callback: Any, protocol: int) -> object:
+    """Copies and pickles of a callback are of the class that it had before."""
+    placed = plain = type(callback)
+    while vars(plain).get("__reduce_ex__") is _reduced:
+        plain = plain.__bases__[0]
+    callback.__class__ = plain
+    try:
+        return callback.__reduce_ex__(1)  # those of later protocols are compared with the class of the object
+    finally:
+        callback.__class__ = placed
