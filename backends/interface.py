@@ -174,12 +174,19 @@ class Backend(TensorEngine, PipelineEngine, Protocol):
         ...
 
     # ---- host_calls.py
-    def call_in_step(self, function: Callable[[list[Any]], list[Any]], values: Sequence[Any]) -> list[Any]:
+    def call_in_step(
+        self,
+        function: Callable[[list[Any]], list[Any]],
+        values: Sequence[Any],
+        pullback: Callable[[list[Any]], list[Any]] | None = None,
+    ) -> list[Any]:
         """Call a Python function of tensors in a step, compiled or not, once each time that the step runs.
 
         Args:
             function: returns tensors of the same dtypes and shapes; may wait for other processes.
             values: at least one tensor.
+            pullback: cotangents of the results -> those of the values, where a gradient may be asked for; `function`
+                is then linear, and takes some of the values, too.
         """
         ...
 

@@ -31,7 +31,7 @@ def _ranks_if_alone(model: keras.Model, *args: object, **kwargs: object) -> int 
     # a strategy of tf.distribute and an optimizer of keras_flow.hvd know of the other ranks themselves
     if getattr(getattr(model, "distribute_strategy", None), "num_replicas_in_sync", 1) > 1:
         return None
-    return None if getattr(model.optimizer, "keras_flow_calls_in_step", False) else active.ranks_of_job()
+    return None if models.calls_in_step(model) else active.ranks_of_job()
 
 
 def _trains_alone(

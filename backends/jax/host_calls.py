@@ -16,16 +16,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import keras
 from jax.extend import core
-from jax.interpreters import mlir
+from jax.interpreters import ad, mlir
 
 from keras_flow.backends.hooking import hook
+from keras_flow.current.models import calls_in_step
 from keras_flow.errors import FlowError
 
 _call = core.Primitive("keras_flow_host_call")
 _call.multiple_results = True
-_call.def_abstract_eval(lambda *values, function: list(values))
-_call.def_impl(lambda *values, function: function(list(values)))
+_call.def_abstract_eval(lambda *values, **functions: list(values))
+_call.def_impl(lambda *values, function, pullback: function(list(values)))
 
 
 def dense(gradient: Any) -> Any:
@@ -33,13 +35,33 @@ def dense(gradient: Any) -> Any:
     return gradient
 
 
-def call_in_step(function: Callable[[list[Any]], list[Any]], values: Sequence[Any]) -> list[Any]:
+def call_in_step(
+    function: Callable[[list[Any]], list[Any]],
+    values: Sequence[Any],
+    pullback: Callable[[list[Any]], list[Any]] | None = None,
+) -> list[Any]:
     """Call a function of tensors in a step, compiled or not; it returns tensors of the same dtypes and shapes.
 
     Raises:
         FlowError: inside `jax.jit`, where the step is compiled by the program itself; as that compiles it.
     """
-    return _call.bind(*values, function=function)
+    return _call.bind(*values, function=function, pullback=pullback)
+
+
+def _moved(values: Sequence[Any], tangents: Sequence[Any], **functions: Any) -> tuple[list[Any], list[Any]]:
+    """The rule of forward derivatives, of which JAX makes gradients: the function is linear."""
+    found = iter(_call.bind(*(each for each in tangents if type(each) is not ad.Zero), **functions))
+    moved = [each if type(each) is ad.Zero else next(found) for each in tangents]
+    return _call.bind(*values, **functions), moved
+
+
+def _pulled_back(cotangents: Sequence[Any], *_: Any, function: Any, pullback: Any) -> list[Any]:
+    given = [ad.instantiate_zeros(each) for each in cotangents]
+    return _call.bind(*given, function=pullback, pullback=function)
+
+
+ad.primitive_jvps[_call] = _moved
+ad.primitive_transposes[_call] = _pulled_back
 
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
@@ -54,10 +76,10 @@ mlir.register_lowering(_call, _refuse)
 
 
 def steps_that_call(function: object, *args: object, **kwargs: object) -> bool | None:
-    """Condition of `cut`: a train step of Keras whose optimizer says that it calls `call_in_step`."""
+    """Condition of `cut`: a train step of Keras an optimizer of which says that it calls `call_in_step`."""
     model = getattr(function, "__self__", None)
-    is_train_step = getattr(function, "__name__", "") == "train_step"
-    return True if is_train_step and hasattr(getattr(model, "optimizer", None), "keras_flow_calls_in_step") else None
+    is_train_step = getattr(function, "__name__", "") == "train_step" and isinstance(model, keras.Model)
+    return True if is_train_step and calls_in_step(model) else None
 
 
 @hook(

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.tensorflow import collectives
+from keras_flow.backends.tensorflow.trainer import refuse_jit_of_calls
+from keras_flow.current.models import calls_in_step
 
 if TYPE_CHECKING:
     import keras
@@ -21,11 +24,19 @@ def dense(gradient: Any) -> Any:
     return tf.convert_to_tensor(gradient)
 
 
-def call_in_step(function: Callable[[list[Any]], list[Any]], values: Sequence[Any]) -> list[Any]:
+def call_in_step(
+    function: Callable[[list[Any]], list[Any]],
+    values: Sequence[Any],
+    pullback: Callable[[list[Any]], list[Any]] | None = None,
+) -> list[Any]:
     """Call a function of tensors in a step, compiled or not; it returns tensors of the same dtypes and shapes.
 
     Steps are not compiled by XLA (`jit_compile=True`), which has no such calls.
     """
+    if pullback is not None:
+        return collectives.with_gradient(
+            lambda given: call_in_step(function, given), lambda given: call_in_step(pullback, given), values
+        )
     if tf.executing_eagerly():
         return function(list(values))
 
@@ -43,8 +54,8 @@ def call_in_step(function: Callable[[list[Any]], list[Any]], values: Sequence[An
 
 
 def steps_that_call(model: keras.Model, *args: object) -> bool | None:
-    """Condition of `with_own_errors`: the model's optimizer says that it calls `call_in_step`."""
-    return True if hasattr(model.optimizer, "keras_flow_calls_in_step") else None
+    """Condition of `with_own_errors`: an optimizer of the model says that it calls `call_in_step`."""
+    return True if calls_in_step(model) else None
 
 
 @hook(
@@ -57,6 +68,7 @@ def with_own_errors(
     _: object, original: Callable[..., Callable[..., object]], model: keras.Model, step: Callable[..., object]
 ) -> Callable[[object], object]:
     """Hook on `TensorFlowTrainer._make_function`: raise what a function has raised, and not a text of it."""
+    refuse_jit_of_calls(model)  # the model may have got its optimizers after `compile`
     steps = original(model, step)
 
     def run(iterator: object) -> object:

@@ -30,7 +30,7 @@ from keras_flow.backends.tensorflow.whole_step import WholeStep
 from keras_flow.current import loops
 from keras_flow.current.distribution import Distribution
 from keras_flow.current.keras_places import Trainer, compute_output_spec
-from keras_flow.current.models import distribution_of_functions, has_own, is_built
+from keras_flow.current.models import calls_in_step, distribution_of_functions, has_own, is_built
 from keras_flow.errors import FlowError
 
 #: models whose `compile` was told `jit_compile=True`, in so many words
@@ -337,14 +337,20 @@ def compile(_: object, original: Callable[..., object], model: keras.Model, *arg
     else:
         _asked_for_jit.discard(model)
     result = original(model, *args, **kwargs)
-    if hasattr(model.optimizer, "keras_flow_calls_in_step") and model.jit_compile:
-        if model in _asked_for_jit:
-            raise FlowError(
-                f"model {model.name!r} is compiled with jit_compile=True, and its optimizer waits for other processes "
-                "in a step, which XLA cannot do on tensorflow. Use jit_compile='auto' (it means False here)"
-            )
-        model.jit_compile = False
+    refuse_jit_of_calls(model)
     return result
+
+
+def refuse_jit_of_calls(model: keras.Model) -> None:
+    """Leave out XLA where an optimizer waits for other processes in a step; an error where it is asked for."""
+    if not (calls_in_step(model) and model.jit_compile):
+        return
+    if model in _asked_for_jit:
+        raise FlowError(
+            f"model {model.name!r} is compiled with jit_compile=True, and its optimizer waits for other processes "
+            "in a step, which XLA cannot do on tensorflow. Use jit_compile='auto' (it means False here)"
+        )
+    model.jit_compile = False
 
 
 def _refuse_jit(model: keras.Model) -> None:

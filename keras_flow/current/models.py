@@ -142,6 +142,11 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     return list(optimizers.values())
 
 
+def calls_in_step(model: keras.Model) -> bool:
+    """Whether an optimizer of the model waits for other processes inside a step (keras_flow.hvd)."""
+    return any(hasattr(each, "keras_flow_calls_in_step") for each in optimizers_of(model))
+
+
 def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
     """An optimizer and those inside it: of a loss scale, or of `MultiOptimizer`."""
     scaled = getattr(optimizer, "inner_optimizer", None)

@@ -7,41 +7,71 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_flow.current.models import optimizers_of
 from keras_flow.errors import FlowError
 from keras_flow.hvd import ranks
-from keras_flow.hvd.collectives import allreduce
+from keras_flow.hvd.collectives import allgather_object, allreduce
 from keras_flow.hvd.ranks import ProcessSet, global_process_set
 from keras_flow.hvd.variables import broadcast_variables
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Give all ranks the weights and the optimizer's state of one, before the first batch (Horovod: after it).
+    """Give all ranks the weights and the optimizer's state of one, before the first batch.
+
+    Those that some rank does not have yet, because its first batch makes them, follow after it (in Horovod all do).
 
     Args:
         root_rank: the rank whose values all ranks get.
         device: not needed.
-        local_variables: variables that each rank keeps for itself.
+        local_variables: variables that each rank keeps for itself, or one.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = ()):
         super().__init__()
         self.root_rank = root_rank
-        self.local = {id(each) for each in local_variables or ()}
+        is_one = isinstance(local_variables, keras.Variable)
+        #: ids of the variables that stay as they are: local ones, and those that were sent
+        self._kept = {id(each) for each in ([local_variables] if is_one else local_variables or ())}
         self._is_done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Send the values."""
+        """Send the values that all ranks have."""
+        model: Any = self.model
+        if self._is_done:
+            return
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None and not optimizer.built and all(each.built for each in model._flatten_layers()):
+            optimizer.build(model.trainable_variables)
+        known = [(tuple(each.shape), each.dtype) for each in self._left()]
+        # a rank that has loaded its model is built before the others
+        if len(set(allgather_object(zlib.crc32(repr(known).encode())))) == 1:
+            self._send()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Send what the first batch has made."""
         if not self._is_done:
-            model: Any = self.model
-            every = [*model.weights, *getattr(model.optimizer, "variables", ())]
-            broadcast_variables([each for each in every if id(each) not in self.local], self.root_rank)
             self._is_done = True
+            self._send()
+
+    def _left(self) -> list[keras.Variable]:
+        model: Any = self.model
+        every = [*model.weights, *(each for one in optimizers_of(model) for each in one.variables)]
+        return [each for each in every if id(each) not in self._kept]
+
+    def _send(self) -> None:
+        model: Any = self.model
+        left = self._left()
+        if left and hasattr(model, "jax_state_sync"):
+            model.jax_state_sync()  # on JAX a running fit holds the values itself
+        broadcast_variables(left, self.root_rank)
+        self._kept.update(map(id, left))
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -61,7 +91,8 @@ class MetricAverageCallback(keras.callbacks.Callback):
         names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
         if logs and names and self.process_set.size() > 1:
             values = np.array([float(logs[name]) for name in names], "float32")
-            means: Any = keras.ops.convert_to_numpy(allreduce(values, process_set=self.process_set))
+            told = allreduce(values, ", ".join(names), process_set=self.process_set)
+            means: Any = keras.ops.convert_to_numpy(told)
             logs.update(zip(names, map(float, means), strict=True))
 
 

@@ -42,7 +42,7 @@ def allreduce(
 
     Args:
         tensor: has one shape and dtype on all ranks; may be one of a compiled step of `fit`.
-        name: not needed: calls are in order.
+        name: compared between the ranks; not needed: calls are in order.
         average: the mean (True) or the sum; give it or `op`. The mean where neither is given.
         prescale_factor: a factor before the reduction.
         postscale_factor: a factor after it.
@@ -51,7 +51,8 @@ def allreduce(
         process_set: who takes part.
 
     Raises:
-        FlowError: a rank gives another shape or dtype, or calls something else: on all ranks.
+        FlowError: a rank gives another shape or dtype, or calls something else: on all ranks. The mean, or a factor,
+            of what is no float.
 
     Example:
         >>> import numpy as np, keras_flow.hvd as hvd
@@ -75,26 +76,34 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """`allreduce` of several tensors."""
-    found = checked_op(op, average)
+    found, factors = checked_op(op, average), (prescale_factor, postscale_factor)
     given = [_tensor(each, "allreduce") for each in tensors]
     for each in given:
-        _check_mean(found, each, "allreduce")
+        _check_floats(found, factors, each, "allreduce")
     packed = [compression.compress(_scaled(each, prescale_factor)) for each in given]
-    results = backend().call_in_step(
-        lambda values: [reduced(each, found, process_set, (prescale_factor, postscale_factor)) for each in values],
-        [each for each, _ in packed],
-    )
+
+    def run(values: list[Any]) -> list[Any]:
+        return [reduced(each, found, process_set, factors, name) for each in values]
+
+    def pullback(cotangents: list[Any]) -> list[Any]:
+        if _OPS[found] != "sum":
+            raise FlowError(f"hvd.allreduce: op=hvd.{found} has no gradient; hvd.Average and hvd.Sum have")
+        return run(cotangents)
+
+    results = backend().call_in_step(run, [each for each, _ in packed], pullback)
     opened = [compression.decompress(each, context) for each, (_, context) in zip(results, packed, strict=True)]
     return [_scaled(each, postscale_factor) for each in opened]
 
 
-def reduced(value: Any, op: str, process_set: ProcessSet, factors: tuple[float, float] = (1.0, 1.0)) -> Any:
+def reduced(
+    value: Any, op: str, process_set: ProcessSet, factors: tuple[float, float] = (1.0, 1.0), name: str | None = None
+) -> Any:
     """An array that has values, reduced over the ranks; the mean divides as Horovod does, by all.
 
-    The factors, before and after, are the caller's, and are compared.
+    The factors, before and after, and the name are the caller's, and are compared.
     """
     kind = _OPS[op]
-    present = agree("allreduce", process_set, kind, [value], _of(op, *factors))
+    present = agree("allreduce", process_set, kind, [value], _of(op, *factors) + (f" named {name}" if name else ""))
     if process_set.size() == 1:
         return value
     # flat, as the zeros of a rank in `join` are, which is not told the shape
@@ -144,7 +153,7 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The tensor of one rank, on all; they give one of the same shape."""
+    """The tensor of one rank, on all; they give one of the same shape. Its gradient is the sum of the ranks', there."""
     check_root(root_rank, process_set)
 
     def run(values: list[Any]) -> list[Any]:
@@ -153,7 +162,11 @@ def broadcast(
             return values
         return [comm.broadcast(values[0], root_rank, ranks.group_of(process_set))]
 
-    return backend().call_in_step(run, [_tensor(tensor, "broadcast")])[0]
+    def pullback(cotangents: list[Any]) -> list[Any]:
+        total = reduced(cotangents[0], Sum, process_set)
+        return [total if ranks.rank() == root_rank else total * 0]
+
+    return backend().call_in_step(run, [_tensor(tensor, "broadcast")], pullback)[0]
 
 
 def broadcast_object(
@@ -189,14 +202,20 @@ def alltoall(
         FlowError: rows do not divide, or `splits` do not fit.
     """
     value, count = _tensor(tensor, "alltoall"), process_set.size()
-    rows = shape_of(value)[0] if shape_of(value) else 0
+    if not shape_of(value):
+        raise FlowError("hvd.alltoall takes tensors of one dim or more")
+    rows = shape_of(value)[0]
     sizes = [rows // count] * count if splits is None else [int(each) for each in np.asarray(splits).ravel()]
-    if len(sizes) != count or sum(sizes) != rows or min(sizes) < 0:
+    fits = len(sizes) == count and sum(sizes) == rows and min(sizes) >= 0
+    wrong = "" if fits else f"{rows} rows, splits {sizes} for {count} ranks"
+    # splits are each rank's own: what is wrong with them all are told, so that no rank waits for this one
+    words = f"{dtype_name(value)}[rows, {', '.join(map(str, shape_of(value)[1:]))}]"
+    agree("alltoall", process_set, detail=f"{words} of {wrong}" if wrong else words)
+    if wrong:
         raise FlowError(
-            f"hvd.alltoall: {rows} rows, splits {sizes} for {count} ranks; legal are {count} numbers whose sum is the "
-            "number of rows, and without splits rows that divide"
+            f"hvd.alltoall: {wrong}; legal are {count} numbers whose sum is the number of rows, and without splits "
+            "rows that divide"
         )
-    agree("alltoall", process_set, detail=f"{dtype_name(value)}[rows, {', '.join(map(str, shape_of(value)[1:]))}]")
     ends = np.cumsum(sizes)
     parts = [value[end - size : end] for end, size in zip(ends.tolist(), sizes, strict=True)]
     got = parts if count == 1 else comm.all_to_all(parts, ranks.group_of(process_set))
@@ -207,8 +226,8 @@ def alltoall(
 
 def reducescatter(
     tensor: Any,
-    op: str | None = None,
     name: str | None = None,
+    op: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     compression: Any = Compression.none,
@@ -219,7 +238,7 @@ def reducescatter(
     if found not in (Average, Sum):
         raise FlowError(f"hvd.reducescatter: op is hvd.Average or hvd.Sum, not {found!r}")
     given = _tensor(tensor, "reducescatter")
-    _check_mean(found, given, "reducescatter")
+    _check_floats(found, (prescale_factor, postscale_factor), given, "reducescatter")
     value, context = compression.compress(_scaled(given, prescale_factor))
     if not shape_of(value):
         raise FlowError("hvd.reducescatter takes tensors of one dim or more")
@@ -245,10 +264,13 @@ def check_root(root_rank: int, process_set: ProcessSet) -> None:
         raise FlowError(f"hvd.broadcast: root_rank={root_rank}; legal is one of the ranks {process_set.ranks}")
 
 
-def _check_mean(op: str, value: Any, call: str) -> None:
-    """Raise an error where a mean of whole numbers is asked for."""
-    if op in (Average, AverageOfPresent) and "int" in dtype_name(value):
-        raise FlowError(f"hvd.{call}: the mean of {dtype_name(value)} is no {dtype_name(value)}; take op=hvd.Sum")
+def _check_floats(op: str, factors: tuple[float, float], value: Any, call: str) -> None:
+    """Raise an error where a mean or a multiple of whole numbers or truths is asked for."""
+    dtype = dtype_name(value)
+    if "float" not in dtype and op in (Average, AverageOfPresent):
+        raise FlowError(f"hvd.{call}: the mean of {dtype} is no {dtype}; take op=hvd.Sum")
+    if "float" not in dtype and factors != (1.0, 1.0):
+        raise FlowError(f"hvd.{call}: {dtype} times prescale_factor or postscale_factor is no {dtype}; cast it first")
 
 
 def _scaled(value: Any, factor: float) -> Any:

@@ -12,14 +12,15 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_flow import atomic, npz
+from keras_flow import atomic, npz, settings
+from keras_flow.checkpoint import as_json
 from keras_flow.errors import FlowError
 from keras_flow.hvd import ranks
 from keras_flow.hvd.collectives import broadcast_object
@@ -28,7 +29,7 @@ from keras_flow.launch.folder import own_folder
 
 
 class CommittedState:
-    """Numbers, texts and lists of them that a program commits.
+    """Numbers, texts, arrays, and containers of them, that a program commits.
 
     Args:
         values: values by name, which become attributes.
@@ -36,10 +37,10 @@ class CommittedState:
 
     def __init__(self, **values: Any):
         self._names = list(values)
-        self._committed: dict[str, Any] = {}
+        self._callbacks: list[Callable[[], Any]] = []
         for name, value in values.items():
             setattr(self, name, value)
-        self._committed_values = copy.deepcopy(values)
+        self._keep()
 
     def variables(self) -> list[keras.Variable]:
         """The variables that belong to the state."""
@@ -47,7 +48,7 @@ class CommittedState:
 
     def commit(self) -> None:
         """Keep the values of now; rank 0 writes them into a file of the job."""
-        text = _text({name: getattr(self, name) for name in self._names})
+        text = json.dumps(as_json.encoded({name: getattr(self, name) for name in self._names}))
         self._keep()
         path = _file()
         if path is not None and ranks.rank() == 0:
@@ -57,7 +58,7 @@ class CommittedState:
     def _keep(self) -> None:
         # copies: the program goes on changing its lists in place
         self._committed_values = copy.deepcopy({name: getattr(self, name) for name in self._names})
-        self._committed = {
+        self._committed: dict[str, Any] = {
             str(number): keras.ops.convert_to_numpy(each) for number, each in enumerate(self.variables())
         }
 
@@ -66,8 +67,7 @@ class CommittedState:
         for name, value in copy.deepcopy(self._committed_values).items():
             setattr(self, name, value)
         for number, variable in enumerate(self.variables()):
-            if str(number) in self._committed:
-                variable.assign(self._committed[str(number)])
+            variable.assign(self._committed[str(number)])
 
     def sync(self) -> None:
         """Give all ranks the values of rank 0, to which `restore` goes back until the next commit."""
@@ -82,9 +82,21 @@ class CommittedState:
         if path is None or not path.exists() or ranks.rank() != 0:
             return
         found = npz.read(path)
-        self._committed_values = json.loads(str(found.pop("values")))
+        self._committed_values = as_json.decoded(json.loads(str(found.pop("values"))))
         self._committed = found
         self.restore()
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+        """Call functions after each restart of the job, before the function of `run`."""
+        self._callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Call them."""
+        for callback in self._callbacks:
+            callback()
+
+    def check_host_updates(self) -> None:
+        """Do nothing: the hosts of a job stay until it is started again."""
 
 
 class KerasState(CommittedState):
@@ -123,6 +135,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(func)
     def wrapped(state: CommittedState, *args: Any, **kwargs: Any) -> Any:
         state.load()
+        if int(settings.read(settings.RESTARTS) or 0):
+            state.on_reset()
         state.sync()
         return func(state, *args, **kwargs)
 
@@ -156,6 +170,8 @@ class CommitStateCallback(keras.callbacks.Callback):
 class UpdateBatchStateCallback(keras.callbacks.Callback):
     """Keep `state.batch`: the batches of the epoch that are done. Put it before `CommitStateCallback`.
 
+    The epoch after a restart has all its batches again, unless the program leaves out the first `state.batch`.
+
     Args:
         state: the state whose `batch` is counted.
     """
@@ -178,7 +194,9 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Keep `state.epoch`: the epochs that are done, for `initial_epoch=state.epoch`. Put it before the commits.
+    """Keep `state.epoch`: the epochs that are done. Put it before the commits.
+
+    It is for `fit(initial_epoch=state.epoch)`, and for `fit(epochs=24 - state.epoch)`, whose epochs begin at 0.
 
     Args:
         state: the state whose `epoch` is counted.
@@ -186,38 +204,20 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
 
     def __init__(self, state: Any):
         super().__init__()
-        self.state = state
+        self.state: Any = state
+        self._before: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin to count anew."""
+        self._before = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note how many epochs were done before those that Keras counts."""
+        self._before = self.state.epoch - epoch if self._before is None else self._before
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Count."""
-        self.state.epoch = epoch + 1
-
-
-def _text(values: dict[str, Any]) -> str:
-    """Values as a file has them.
-
-    Raises:
-        FlowError: they would come back as others.
-    """
-
-    def check(value: Any) -> None:
-        for key in value if isinstance(value, dict) else ():
-            if not isinstance(key, str):
-                raise TypeError(f"{key!r} is a key of a dict, and keys are texts")
-        for each in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
-            check(each)
-
-    try:
-        check(values)
-        return json.dumps(values, default=_number)
-    except TypeError as error:
-        raise FlowError(f"hvd.elastic: a state keeps numbers, texts, and lists and dicts of them: {error}") from error
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"found {value!r}")
+        self.state.epoch = (self._before or 0) + epoch + 1
 
 
 def _file() -> Path | None:

@@ -108,6 +108,24 @@ class DistributedMethods:
             if total is not None:
                 kept.assign(ops.where(is_due, ops.zeros_like(total), total))
 
+    def save_own_variables(self, store: Any) -> None:
+        """Save what the optimizer has without hvd, so that a file is one of stock Keras."""
+        for number, variable in enumerate(self._saved()):
+            store[str(number)] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load what `save_own_variables` wrote."""
+        saved = self._saved()
+        if len(store.keys()) != len(saved):
+            super().load_own_variables(store)  # type: ignore[misc]  # which warns
+            return
+        for number, variable in enumerate(saved):
+            variable.assign(store[str(number)])
+
+    def _saved(self) -> list[Any]:
+        sums = {id(each) for each in self._hvd.sums.values()}
+        return [each for each in self.variables if id(each) not in sums]  # type: ignore[attr-defined]
+
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """Return new values, on JAX; a loss scale looks whether the reduced gradients are finite."""
         if isinstance(self, keras.optimizers.LossScaleOptimizer):
@@ -174,19 +192,17 @@ class DistributedMethods:
 
     def _bundles(self, places: list[int], values: list[Any], variables: Sequence[keras.Variable]) -> list[list[int]]:
         """Places of gradients that travel joined: as `groups` says, of one dtype, up to 64 MiB."""
-        groups, owner = self._hvd.groups, dict[int, int]()
-        if isinstance(groups, int):
-            owner = {place: at * groups // len(places) for at, place in enumerate(places)}
-        elif groups is not None:
-            named = {id(each): number for number, group in enumerate(groups) for each in group}
-            owner = {place: named.get(id(variables[place]), -1 - place) for place in places}
-        found = []
-        for number in dict.fromkeys(owner.get(place, 0) for place in places):
-            own = [at for at, place in enumerate(places) if owner.get(place, 0) == number]
-            found += [
-                [places[own[at]] for at in bundle] for bundle in buckets([values[at] for at in own], BUCKET_BYTES)
-            ]
-        return found
+        groups, owned = self._hvd.groups, dict[int, list[int]]()
+        named = {} if groups is None or isinstance(groups, int) else groups
+        owners = {id(each): number for number, group in enumerate(named) for each in group}
+        for at, place in enumerate(places):
+            owner = 0 if groups is None else owners.get(id(variables[place]), -1 - place)
+            owned.setdefault(at * groups // len(places) if isinstance(groups, int) else owner, []).append(at)
+        return [
+            [places[own[at]] for at in bundle]
+            for own in owned.values()
+            for bundle in buckets([values[at] for at in own], BUCKET_BYTES)
+        ]
 
 
 def DistributedOptimizer(
@@ -244,6 +260,10 @@ def DistributedOptimizer(
     if passes > 1 and (optimizer.built or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)):
         raise FlowError(
             f"{here}: backward_passes_per_step > 1 is for an optimizer that was not used yet and has no loss scale"
+        )
+    if passes > 1 and optimizer.gradient_accumulation_steps:
+        raise FlowError(
+            f"{here}: give backward_passes_per_step or the optimizer's gradient_accumulation_steps, not both"
         )
     if predivide != 1.0 and op == Sum:
         raise FlowError(f"{here}: gradient_predivide_factor is for op=hvd.Average")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+import numpy as np
+
+from keras_flow import comm
 from keras_flow.backends import random_states
-from keras_flow.backends.active import announced_devices, backend
+from keras_flow.backends.active import announced_devices, backend, tensor_engine
 from keras_flow.current.processes import Processes, find
 from keras_flow.errors import FlowError
 from keras_flow.placements import Placement
 from keras_flow.runtime.init import init as init_ranks
 
-_is_initialized = False
+#: the place on its host, and how many are there, of each process, once `init` was called
+_places: tuple[tuple[int, int], ...] = ()
 
 
 def init(process_sets: str | Iterable[ProcessSet | Iterable[int]] | None = None) -> None:
@@ -31,7 +35,7 @@ def init(process_sets: str | Iterable[ProcessSet | Iterable[int]] | None = None)
         >>> hvd.rank(), hvd.size()
         (0, 1)
     """
-    global _is_initialized
+    global _places
     alone = find().count == 1 and announced_devices() is None
     # kf.init makes random states alike, for rows of one batch; here each rank shuffles and drops by itself
     states = random_states.states()
@@ -42,13 +46,18 @@ def init(process_sets: str | Iterable[ProcessSet | Iterable[int]] | None = None)
             f"keras_flow.hvd: a process is a rank, and this one drives ranks {list(world.local_ranks)}. Start one for "
             f"each: keras-flow launch --nproc_per_node {len(world.local_ranks)} SCRIPT.py"
         )
-    if world.size > 1 and world.local_ranks[0] == 0 and not _is_initialized:
+    if world.size > 1 and world.local_ranks[0] == 0 and not _places:
         print(
             f"keras_flow.hvd: {world.size} ranks; batch_size counts the rows of one rank, of the data that it is given "
             "(under kf.DataParallel: of the batch of all ranks)",
             file=sys.stderr,
         )
-    _is_initialized = True
+    here = _here()
+    _places = _places or ((here.local_index, here.local_count),)
+    if len(_places) < world.size:
+        engine = tensor_engine()
+        told = comm.all_gather_into_tensor(engine.put(np.array(_places, "int32"), world.local_ranks[0]))
+        _places = tuple((int(place), int(count)) for place, count in engine.as_numpy(told))
     # a text names no set: they may be made at any time, as "dynamic" asks for
     for each in () if isinstance(process_sets, str) else process_sets or ():
         add_process_set(each)
@@ -56,13 +65,13 @@ def init(process_sets: str | Iterable[ProcessSet | Iterable[int]] | None = None)
 
 def shutdown() -> None:
     """End the use of hvd; processes stay joined until they end."""
-    global _is_initialized
-    _is_initialized = False
+    global _places
+    _places = ()
 
 
 def is_initialized() -> bool:
     """Whether `init` was called."""
-    return _is_initialized
+    return bool(_places)
 
 
 def rank() -> int:
@@ -88,23 +97,28 @@ def local_size() -> int:
 def cross_rank() -> int:
     """The position of this host among those that have a process of this local rank."""
     here = _asked("cross_rank")
-    return here.index // here.local_count
+    return sum(place == here.local_index for place, _ in _places[: here.index])
 
 
 def cross_size() -> int:
     """The number of hosts that have a process of this local rank."""
-    return _asked("cross_size").hosts
+    here = _asked("cross_size")
+    return sum(place == here.local_index for place, _ in _places)
 
 
 def is_homogeneous() -> bool:
     """Whether all hosts have as many processes."""
-    here = _asked("is_homogeneous")
-    return here.count == here.hosts * here.local_count
+    _asked("is_homogeneous")
+    return len({count for _, count in _places}) == 1
 
 
 def _asked(name: str) -> Processes:
-    if not _is_initialized:
+    if not _places:
         raise FlowError(f"hvd.{name}: keras_flow.hvd is not initialized; call hvd.init() first")
+    return _here()
+
+
+def _here() -> Processes:
     here = find()
     # of a job of one process the variables are leftovers of whatever started that process
     return here if here.count > 1 else Processes()

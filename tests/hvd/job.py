@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import time
@@ -19,19 +20,7 @@ import pytest
 
 import keras_flow as kf
 import keras_flow.hvd as hvd
-
-#: steps, rows of rank 0 in a batch, features
-STEPS, ROWS, FEATURES = 6, 4, 3
-RATE = 0.1
-
-
-def rank_values(shape: tuple[int, ...] = (5,)) -> list[np.ndarray]:
-    """Return the tensor of each rank."""
-    return [np.random.default_rng(rank).normal(size=shape).astype("float32") for rank in range(hvd.size())]
-
-
-def check(found: Any, wanted: Any, tolerance: float = 1e-6) -> None:
-    np.testing.assert_allclose(keras.ops.convert_to_numpy(found), wanted, rtol=tolerance, atol=tolerance)
+from tests.hvd.formulas import FEATURES, RATE, ROWS, STEPS, batches, check, formula, linear, rank_values, trained
 
 
 def ranks() -> None:
@@ -75,6 +64,42 @@ def collectives() -> None:
     if pair.included():
         check(hvd.allreduce(own, process_set=pair), stack[[0, count - 1]].mean(0))
     hvd.barrier()
+
+
+class Reduces(keras.layers.Dense):
+    """Gives what a collective makes of its outputs."""
+
+    def __init__(self, collective: Callable[[Any], Any], **options: Any):
+        super().__init__(1, use_bias=False, kernel_initializer="ones", **options)
+        self.collective = collective
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        return self.collective(super().call(inputs))
+
+
+def gradients() -> None:
+    """Gradients pass through collectives of a compiled step: those of the sum of the ranks' losses."""
+    count, here = hvd.size(), hvd.rank()
+    x = np.stack(rank_values((ROWS, FEATURES))).astype("float64")
+    outputs, weights = x.sum(-1), np.arange(1.0, count + 1)
+    total, largest = (functools.partial(hvd.allreduce, op=op) for op in (hvd.Sum, hvd.Max))
+    # the loss of rank r is r + 1 times the mean of squares of what it gets
+    for collective, got, pulled in (
+        (hvd.allreduce, outputs.mean(0), lambda found: np.full((count, 1), found.mean())),
+        (total, outputs.sum(0), lambda found: np.full((count, 1), found.sum())),
+        (lambda value: hvd.broadcast(value, 1), outputs[1], lambda found: np.eye(count)[:, [1]] * found.sum()),
+    ):
+        model = keras.Sequential([keras.layers.Input((FEATURES,)), Reduces(collective)])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), op=hvd.Sum), "mse", loss_weights=here + 1.0)
+        zeros = np.zeros((ROWS, 1), "float32")
+        model.fit(x[here].astype("float32"), zeros, batch_size=ROWS, shuffle=False, verbose=0)
+        of_ranks = pulled(weights) * 2 * got / ROWS
+        wanted = 1.0 - RATE * np.einsum("nr,nrf->f", of_ranks, x)
+        check(model.get_weights()[0].ravel(), wanted, 1e-5)
+    model = keras.Sequential([keras.layers.Input((FEATURES,)), Reduces(largest)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE)), "mse")
+    with pytest.raises(kf.FlowError, match=r"op=hvd\.Max has no gradient"):
+        model.fit(np.ones((4, FEATURES), "float32"), np.ones((4, 1), "float32"), verbose=0)
 
 
 def elastic_state() -> None:
@@ -136,12 +161,22 @@ def wrong_calls() -> None:
         hvd.allreduce(np.ones(2, "int32"))
     with pytest.raises(kf.FlowError, match=r"hvd\.reducescatter: the mean of int32 is no int32"):
         hvd.reducescatter(np.ones(2, "int32"))
+    with pytest.raises(kf.FlowError, match="the mean of bool is no bool"):
+        hvd.allreduce(np.ones(2, "bool"))
+    with pytest.raises(kf.FlowError, match="int32 times prescale_factor or postscale_factor is no int32"):
+        hvd.allreduce(np.ones(2, "int32"), op=hvd.Sum, postscale_factor=0.5)
     with pytest.raises(kf.FlowError, match="3 rows, splits"):
         hvd.alltoall(np.ones(3, "float32"), splits=[1] * (hvd.size() - 1) + [7])
+    with pytest.raises(kf.FlowError, match=r"rank 0 calls alltoall float32\[rows, \] of 1 rows, splits \[5\] for"):
+        hvd.alltoall(np.ones(hvd.size() if here else 1, "float32"), splits=[1] * hvd.size() if here else [5])
+    with pytest.raises(kf.FlowError, match=r"named loss; rank 1 calls .* named accuracy"):
+        hvd.allreduce(np.ones(2, "float32"), "accuracy" if here else "loss")
     with pytest.raises(kf.FlowError, match="no global variables"):
         hvd.broadcast_global_variables(0)
     with pytest.raises(kf.FlowError, match="distributed already"):
         hvd.DistributedOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD()))
+    with pytest.raises(kf.FlowError, match="backward_passes_per_step or the optimizer's gradient_accumulation_steps"):
+        hvd.DistributedOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=2), backward_passes_per_step=2)
     check(hvd.allreduce(np.ones(2, "float32")), np.ones(2))
 
 
@@ -150,64 +185,9 @@ def uneven_steps() -> None:
     rows = np.ones((4 * (2 + hvd.rank()), FEATURES), "float32")
     model = linear(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE)))
     with pytest.raises(
-        kf.FlowError, match=r"calls allreduce sum float32\[1\] of op=Average; rank 1 calls .* float32\[4\]"
+        kf.FlowError, match=r"calls allreduce sum float32\[1\] of op=Average named loss; rank 1 calls .* float32\[4\]"
     ):
         model.fit(rows, rows[:, :1], batch_size=4, verbose=0, callbacks=[hvd.callbacks.MetricAverageCallback()])
-
-
-def batches(rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the data of a rank: every rank's batches have another number of rows."""
-    rows = STEPS * (ROWS + rank)
-    x = np.random.default_rng(50 + rank).normal(size=(rows, FEATURES)).astype("float32")
-    return x, x @ np.array([[1.0], [-2.0], [0.5]], "float32") + 0.1 * rank
-
-
-def linear(optimizer: Any, **options: Any) -> keras.Model:
-    model = keras.Sequential([keras.layers.Input((FEATURES,)), keras.layers.Dense(1)])
-    model.compile(optimizer, "mse", **options)
-    model.set_weights([np.full((FEATURES, 1), 0.3, "float32"), np.zeros(1, "float32")])
-    return model
-
-
-def trained(model: keras.Model, **options: Any) -> tuple[list[np.ndarray], dict[str, list[float]]]:
-    x, y = batches(hvd.rank())
-    options = {"batch_size": ROWS + hvd.rank(), "shuffle": False, "verbose": 0, **options}
-    history = model.fit(x, y, **options)
-    return model.get_weights(), history.history
-
-
-def formula(
-    reduce: Callable[[list[np.ndarray]], Any], momentum: float = 0.0, passes: int = 1, epochs: int = 1
-) -> tuple[list[np.ndarray], list[float]]:
-    """Train by hand: the update of what `reduce` makes of the ranks' gradients.
-
-    Returns:
-        Weights; the mean over the ranks of each epoch's loss.
-    """
-    weights = np.array([0.3] * FEATURES + [0.0])
-    velocity, sums = np.zeros_like(weights), [np.zeros_like(weights) for _ in range(hvd.size())]
-    losses = []
-    for step in range(STEPS * epochs):
-        at, of_ranks = step % STEPS, []
-        if at == 0:
-            totals = [[0.0, 0] for _ in sums]
-        for rank in range(hvd.size()):
-            x, y = batches(rank)
-            rows = slice(at * (ROWS + rank), (at + 1) * (ROWS + rank))
-            wide = np.concatenate([x[rows], np.ones((ROWS + rank, 1))], 1)
-            error = wide @ weights - y[rows, 0]
-            sums[rank] = sums[rank] + 2 * wide.T @ error / len(error)
-            totals[rank][0] += (error**2).sum()
-            totals[rank][1] += len(error)
-            of_ranks.append(sums[rank])
-        if (step + 1) % passes == 0:
-            gradient = np.asarray(reduce(of_ranks))
-            velocity = momentum * velocity - RATE * gradient
-            weights = weights + velocity
-            sums = [np.zeros_like(weights) for _ in sums]
-        if at == STEPS - 1:
-            losses.append(float(np.mean([total / rows for total, rows in totals])))
-    return [weights[:-1, None], weights[-1:]], losses
 
 
 def training() -> None:
@@ -273,8 +253,15 @@ def weights_that_do_not_decay() -> None:
         optimizer.exclude_from_weight_decay(var_names=["bias"])
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
         weights = [keras.Variable([1.0, 2.0], name=name) for name in ("kernel", "bias")]
-        hvd.DistributedOptimizer(optimizer).apply([keras.ops.zeros(2)] * 2, weights)
-        for weight, factor in zip(weights, (1 - 0.5 * RATE, 1.0), strict=True):
+        optimizer, zeros = hvd.DistributedOptimizer(optimizer), [keras.ops.zeros(2)] * 2
+        if keras.backend.backend() == "jax":  # where Keras's loss scale has no other way
+            optimizer.build(weights)
+            state, values = ([each.value for each in one] for one in (optimizer.variables, weights))
+            found, _ = optimizer.stateless_apply(state, zeros, values)
+        else:
+            optimizer.apply(zeros, weights)
+            found = weights
+        for weight, factor in zip(found, (1 - 0.5 * RATE, 1.0), strict=True):
             check(keras.ops.convert_to_numpy(weight), factor * np.array([1.0, 2.0]))
 
 
@@ -423,6 +410,36 @@ def files(folder: Path) -> None:
     for found, wanted in zip(weights, formula(lambda each: np.mean(each, 0), momentum=0.9, epochs=2)[0], strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6)
 
+    model = linear(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, momentum=0.9), backward_passes_per_step=2))
+    trained(model)
+    velocities = model.optimizer.momentums
+    hvd.barrier()
+    if hvd.rank() == 0:
+        model.save(path)
+        for found, wanted in zip(keras.saving.load_model(path).optimizer.momentums, velocities, strict=True):
+            check(found, keras.ops.convert_to_numpy(wanted))
+    hvd.barrier()
+
+
+def built_by_the_first_batch(folder: Path) -> None:
+    """Ranks end alike where their first batch makes the weights, and where rank 0 has loaded its model."""
+    x, y = batches(hvd.rank())
+    keras.utils.set_random_seed(hvd.rank())
+    for path in (folder / "made.keras", None):
+        if path is None and hvd.rank() == 0:
+            model = hvd.load_model(folder / "made.keras")
+        else:
+            model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+            model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, momentum=0.9)), "mse")
+        given = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        model.fit(x, y, batch_size=ROWS + hvd.rank(), verbose=0, callbacks=[given])
+        kept = hvd.allgather_object([each.numpy() for each in (*model.weights, *model.optimizer.variables)])
+        for first, other in zip(kept[0], kept[-1], strict=True):
+            np.testing.assert_array_equal(first, other)
+        if path is not None and hvd.rank() == 0:
+            model.save(path)
+        hvd.barrier()
+
 
 def beside_a_distribution() -> None:
     """Which of them averages would be a guess, so it is refused as soon as both are there."""
@@ -441,6 +458,7 @@ def main(folder: Path) -> None:
     cases = [
         ranks,
         collectives,
+        gradients,
         elastic_state,
         join,
         join_refuses,
@@ -454,7 +472,7 @@ def main(folder: Path) -> None:
         begun = time.monotonic()
         case()
         print(f"{case.__name__}: {time.monotonic() - begun:.1f} s", flush=True)
-    for in_folder in (callbacks, models, files):
+    for in_folder in (callbacks, models, files, built_by_the_first_batch):
         begun = time.monotonic()
         in_folder(folder)
         print(f"{in_folder.__name__}: {time.monotonic() - begun:.1f} s", flush=True)

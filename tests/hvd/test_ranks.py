@@ -1,0 +1,21 @@
+"""The places of ranks on hosts that have different numbers of processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from keras_flow.current.processes import Processes
+from keras_flow.hvd import ranks
+
+
+@pytest.mark.parametrize(
+    ("index", "local", "count", "wanted"), [(0, 0, 2, (0, 2)), (1, 1, 2, (0, 1)), (2, 0, 1, (1, 2))]
+)
+def test_hosts_of_unlike_sizes(
+    index: int, local: int, count: int, wanted: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Processes(index=index, count=3, local_index=local, local_count=count)
+    monkeypatch.setattr(ranks, "find", lambda: here)
+    monkeypatch.setattr(ranks, "_places", ((0, 2), (1, 2), (0, 1)))
+    assert (ranks.cross_rank(), ranks.cross_size()) == wanted
+    assert not ranks.is_homogeneous()
