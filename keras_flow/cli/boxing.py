@@ -10,6 +10,9 @@ import typer
 
 from keras_flow.errors import FlowError
 
+#: links where none are given: latency in s, bandwidth in bytes/s
+_INSIDE, _BETWEEN = "10e-6,10e9", "30e-6,1e9"
+
 
 def boxing(
     source: Annotated[
@@ -30,13 +33,19 @@ def boxing(
     ranks_per_host: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Minimise the time on hosts that have this many ranks each.")
     ] = None,
-    inside: Annotated[str, typer.Option(help="Link inside a host: latency in s, bandwidth in bytes/s.")] = "10e-6,10e9",
-    between: Annotated[str, typer.Option(help="A host's link to the others, likewise.")] = "30e-6,1e9",
+    inside: Annotated[
+        str | None, typer.Option(help=f"Link inside a host: latency in s, bandwidth in bytes/s; default: {_INSIDE}.")
+    ] = None,
+    between: Annotated[
+        str | None, typer.Option(help=f"A host's link to the others, likewise; default: {_BETWEEN}.")
+    ] = None,
     measured: Annotated[
         Path | None, typer.Option(help="Minimise time on this host, by `keras-flow doctor --bandwidth --json > FILE`.")
     ] = None,
-    backend: Annotated[str, typer.Option(help="The engine whose links of that file count.")] = "torch",
-    json_: Annotated[bool, typer.Option("--json", help="Print the plan's JSON form.")] = False,
+    backend: Annotated[
+        str | None, typer.Option(help="The engine whose links of that file count; default: torch.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan's JSON form.")] = False,
     rank: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Print the part of one rank: ranges and partners.")
     ] = None,
@@ -74,6 +83,14 @@ def boxing(
             )
         return Layout(placement(sizes, listed), sbp, lengths)
 
+    if as_json and rank is not None:
+        raise FlowError("--json prints the whole plan, and --rank the part of one rank: give one of them")
+    of_hosts = {"--ranks-per-host": ranks_per_host, "--inside": inside, "--between": between}
+    given = next((option for option, value in of_hosts.items() if value is not None), None)
+    if measured is not None and given:
+        raise FlowError(f"--measured has the links of one host, and {given} says others: give one of them")
+    if measured is None and backend is not None:
+        raise FlowError("--backend chooses among the links of a file: give --measured too")
     for file, ending in ((png, ".png"), (svg, ".svg")):
         _check_file(file, ending)
     # no lengths: a scalar
@@ -86,13 +103,13 @@ def boxing(
         target_ranks or ranks,
     )
     if measured is not None:
-        topology = Topology.measured(measured, backend)
+        topology = Topology.measured(measured, backend or "torch")
     else:
-        topology = Topology(ranks_per_host, _link(inside, "inside"), _link(between, "between"))
+        topology = Topology(ranks_per_host, _link(inside or _INSIDE, "inside"), _link(between or _BETWEEN, "between"))
     # without links to weigh, the fewest bytes decide
     by_time = measured is not None or ranks_per_host is not None
     result = plan(before, after, dtype, topology=topology if by_time else None)
-    if json_:
+    if as_json:
         print(json.dumps(result.to_json(), indent=1))
     elif rank is None:
         print(result.explain())
@@ -110,7 +127,7 @@ def boxing(
             except OSError as error:
                 raise FlowError(f"the picture {file} cannot be written: {error.strerror}") from error
             # with --json standard output has the plan alone
-            typer.echo(f"picture: {file}", err=json_)
+            typer.echo(f"picture: {file}", err=as_json)
 
 
 def _check_file(file: Path | None, ending: str) -> None:

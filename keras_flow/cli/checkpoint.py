@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from keras_flow.errors import FlowError
+
 
 def checkpoint(
     directory: Annotated[
@@ -33,6 +35,10 @@ def checkpoint(
     from keras_flow import units
     from keras_flow.checkpoint import looking
 
+    if export is None and format is not None:
+        raise FlowError("--format is of --export, which names the file to write")
+    if export is not None and (as_json or all_rows):
+        raise FlowError(f"--export writes a file, and {'--json' if as_json else '--all'} prints: give one of them")
     wanted = "latest" if step is None else step
     read = looking.verify(directory, step=wanted) if verify else 0
     if export is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,9 @@ def compare(
     batch_size: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Rows of a global batch; default: 64.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights and of the order of samples.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Seed of weights and of the order of samples.")
+    ] = 0,
     out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")] = Path("compare-out"),
     trace: Annotated[bool, typer.Option("--trace", help="Write a timeline of three more steps of each run.")] = False,
 ) -> None:
@@ -50,6 +53,8 @@ def compare(
     Exit status 1 if a deviation is over the tolerance, or a layout used fewer ranks than it names.
     """
     require_file(file, "keras-flow compare")
+    from rich.console import Console
+
     from keras_flow.cli.untested import say_untested
     from keras_flow.compare.runner import CompareOptions, chosen_backends, compare  # loads keras
     from keras_flow.user_file import with_schedule
@@ -69,7 +74,7 @@ def compare(
         trace=trace,
         ranks=ranks,
     )
-    raise typer.Exit(compare(options))
+    raise typer.Exit(compare(options, Console(width=None if sys.stdout.isatty() else 140)))
 
 
 def names_of(text: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from keras_flow.errors import require_file
+from keras_flow.errors import FlowError, require_file
 from keras_flow.layout_names import SCHEDULES
 
 #: help of `--ranks`, and of the options of a pipeline's layout
@@ -43,6 +43,8 @@ def explain(
     Nothing is run and no weight is created. What is printed is true of the active Keras backend.
     """
     require_file(file, "keras-flow explain")
+    if suggest and (as_json or all_rows):
+        raise FlowError(f"--suggest prints rules() in Python; leave out {'--json' if as_json else '--all'}")
     from keras_flow.backends import active
     from keras_flow.user_file import check_file, with_schedule
 

@@ -20,6 +20,8 @@ from keras_flow.units import counted
 
 #: launcher -> the option of `keras-flow launch` that prints its file; empty: a shell script
 _LAUNCHERS = {"shell": "", "slurm": "--print-slurm", "mpirun": "--print-mpirun"}
+#: calls that may say a number of ranks
+_CALLS = ("kf.run", "kf.init", "keras_flow.run", "keras_flow.init")
 
 
 def init(
@@ -39,7 +41,9 @@ def init(
     """
     try:
         _init(script, engine, devices, hosts, launcher, out, force)
-    except typer.Abort:
+    except typer.Abort as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # Ctrl-C at a question, which typer takes for no answer
+            raise KeyboardInterrupt from None
         raise FlowError(
             "init got no answer; what it asks for can be given as options: --script, --engine, --devices, --hosts, "
             "--launcher, --out."
@@ -56,6 +60,11 @@ def _init(
     force: bool,
 ) -> None:
     """Ask for what is None, and write the file."""
+    # before the questions: an answer that is wrong costs none
+    for what, value, legal in (("engine", engine, that_train()), ("launcher", launcher, _LAUNCHERS)):
+        if value is not None:
+            _one_of(what, value, legal)
+    _require_new(out, force)
     present = [name for name in that_train() if importlib.util.find_spec(ENGINES[name].module)]
     script = script or Path(typer.prompt("Script", default="train.py"))
     engine = _one_of(
@@ -67,9 +76,9 @@ def _init(
         "launcher", launcher or typer.prompt(f"Launcher ({', '.join(_LAUNCHERS)})", default="shell"), _LAUNCHERS
     )
     text = _text(str(script), engine, devices, hosts, launcher)
-    out = out or Path(typer.prompt("File", default="run.sh"))
-    if out.exists() and not force:
-        raise FlowError(f"keras-flow init: {out} is there already; give another --out, or --force to write over it.")
+    if out is None:
+        out = Path(typer.prompt("File", default="run.sh"))
+        _require_new(out, force)
     try:
         out.write_text(text, encoding="utf-8")
         out.chmod(0o755)
@@ -79,6 +88,8 @@ def _init(
     start = f"{'sbatch' if launcher == 'slurm' else 'sh'} {shlex.quote(os.fspath(out))}"
     if launcher == "shell" and hosts > 1:
         start = f"NODE_RANK=0 MASTER_ADDR=host0 KERAS_FLOW_TOKEN=SECRET {start}\n(on each host, with its own NODE_RANK)"
+    if launcher == "mpirun" and hosts > 1:
+        start += " HOST0,HOST1,..."
     typer.echo(f"\nwritten to {out}; start it with: {start}")
     if not script.is_file():
         typer.echo(f"{script} is not here yet.", err=True)
@@ -93,6 +104,11 @@ def _init(
             )
 
 
+def _require_new(out: Path | None, force: bool) -> None:
+    if out is not None and out.exists() and not force:
+        raise FlowError(f"keras-flow init: {out} is there already; give another --out, or --force to write over it.")
+
+
 def _asked_devices(script: Path) -> list[tuple[str, int]]:
     """The calls of `kf.run` and `kf.init` in a script that say a number of ranks, and these numbers."""
     try:
@@ -101,8 +117,8 @@ def _asked_devices(script: Path) -> list[tuple[str, int]]:
         return []
     found = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in ("kf.run", "kf.init", "keras_flow.run"):
-            given = node.args[:1] if name == "kf.init" else node.args[1:2]
+        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in _CALLS:
+            given = node.args[:1] if name.endswith("init") else node.args[1:2]
             given += [word.value for word in node.keywords if word.arg == "devices"]
             numbers = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, int)]
             found += [(name, number) for number in numbers]

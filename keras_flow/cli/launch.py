@@ -73,7 +73,9 @@ def launch(
             help="Write output to files of LOGDIR, and show none.",
         ),
     ] = False,
-    logdir: Annotated[Path, typer.Option(help="Folder for --redirect and --tee.")] = Path("log"),
+    logdir: Annotated[
+        Path | None, typer.Option(help="Folder for --redirect and --tee; default: log.", show_default=False)
+    ] = None,
     tee: Annotated[
         bool, typer.Option("--tee", help="Write output to LOGDIR, and show every line with its rank.")
     ] = False,
@@ -153,6 +155,15 @@ def launch(
         raise FlowError(f"--on {on}: legal is ray. Without it processes are started on this host.")
     if on and nnodes > 1:
         raise FlowError("--on ray places processes on nodes by itself: give --ranks, and leave --nnodes out.")
+    if redirect and tee:
+        raise FlowError("--redirect shows no output, and --tee every line: give one of them.")
+    if logdir is not None and not (redirect or tee):
+        raise FlowError("--logdir is the folder of --redirect and --tee: give one of them too.")
+    logs = (logdir or Path("log")) if redirect or tee else None
+    if logs is not None and logs.exists() and not logs.is_dir():
+        raise FlowError(f"--logdir {logs} is a file; it must be a folder, or not exist yet.")
+    if image and not print_k8s:
+        raise FlowError("--image is of --print-k8s.")
     counts = (devices, nproc_per_node, devices_per_proc)
     if servers or workers:
         if not (servers and workers) or any((*counts, on, print_slurm, print_k8s, print_mpirun)) or nnodes > 1:
@@ -190,8 +201,6 @@ def launch(
         raise FlowError("--module and --no_python exclude each other: a module is run by Python.")
     if not (no_python or on or print_slurm or print_k8s or print_mpirun):
         require_room(processes)
-    if (redirect or tee) and logdir.exists() and not logdir.is_dir():
-        raise FlowError(f"--logdir {logdir} is a file; it must be a folder, or not exist yet.")
     asked = [
         option
         for option, is_asked in zip(submit.SYSTEMS, (print_slurm, print_k8s, print_mpirun), strict=True)
@@ -202,6 +211,12 @@ def launch(
             raise FlowError(f"{' '.join(asked)}: print one of them, of a script or module (not --no_python).")
         if print_k8s and not image:
             raise FlowError("--print-k8s needs --image, a container image that has keras_flow and the script.")
+        output = [
+            name
+            for name, is_given in (("--redirect", redirect), ("--tee", tee), ("--all-output", all_output))
+            if is_given
+        ]
+        output += [] if logdir is None else ["--logdir", str(logdir)]
         job = submit.Submission(
             engine=engine,
             program=(str(script), *(arguments or [])),
@@ -213,6 +228,7 @@ def launch(
             timeout=stated_timeout(timeout),
             restarts=max_restarts,
             image=image,
+            output=output,
         )
         print(submit.SYSTEMS[asked[0]](job), end="")
         return
@@ -231,7 +247,7 @@ def launch(
         node=node_rank,
         host=master_addr,
         port=master_port or (submit.DEFAULT_PORT if nnodes > 1 else None),
-        logs=logdir.absolute() if redirect or tee else None,
+        logs=logs and logs.absolute(),
         tee=tee,
         restarts=max_restarts,
         script=None if module or no_python else script,
@@ -261,6 +277,10 @@ def _division(devices: int | None, processes: int | None, share: int | None, eng
         )
     if processes is None:
         processes = devices or 1 if one_each else (devices or share or 1) // share if share and devices else 1
+    if devices is not None and share is not None and share > devices:
+        raise FlowError(
+            f"--devices_per_proc {share} is more than --devices {devices}, which all processes have together."
+        )
     if devices is not None and share is None:
         share = max(1, devices // processes)
     if one_each:
@@ -290,6 +310,10 @@ def _command(script: Path, arguments: list[str], module: bool, no_python: bool) 
         if program is None:
             raise FlowError(f"keras-flow launch was asked to run the program {script}, which is not found.")
         return (program, *arguments)
+    if not module and script.suffix not in ("", ".py", ".pyc", ".pyw", ".pyz"):
+        raise FlowError(
+            f"keras-flow launch runs Python, and {script} does not end in .py; another program is run with --no_python."
+        )
     if not module and not script.is_file():
         raise FlowError(f"keras-flow launch was asked to run {script}, which is not a file.")
     package = str(script).partition(".")[0]

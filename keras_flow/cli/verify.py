@@ -39,7 +39,7 @@ def verify(
         bool | None,
         typer.Option(help="Each layer by itself, or not; by default where one device cannot hold the model."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Seed of the weights.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare one step of FILE.py's model under a layout with one device: outputs, loss, metrics, gradients, updates.

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from keras_flow import settings
 from keras_flow.backends.engine_process import EngineProcess
 from keras_flow.errors import FlowError
+from keras_flow.launch.job import stated_timeout
 from keras_flow.rules_check import RulesCheck
 from keras_flow.verify.verification import ComparedNumber, Verification
-
-#: seconds that the processes of one backend may take
-LIMIT = 1800
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,12 @@ def verify_file(
         out = Path(folder) / "verification.json"
         job = VerifyJob(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, by_layer, str(out), ranks)
         with EngineProcess(backend, "keras_flow.cli.verify_file", json.dumps(vars(job))) as process:
-            if not process.wait(LIMIT, check.raise_what_is_found):
-                raise FlowError(f"{backend}: the verification took more than {LIMIT} s and was ended")
+            limit = stated_timeout(None)
+            if not process.wait(limit, check.raise_what_is_found):
+                raise FlowError(
+                    f"{backend}: the verification took more than {limit:g} s and was ended; {settings.TIMEOUT} sets "
+                    "other seconds"
+                )
             # an error of keras_flow is also written to `out`: without a file the process has crashed
             if not out.exists():
                 said = process.last_words(3000)
@@ -77,7 +80,6 @@ def verify_file(
     if "error" in result:
         raise FlowError(f"{backend}: {result['error']}")
     rows = tuple(ComparedNumber(**row) for row in result.pop("rows"))
-    del result["ok"]
     return Verification(**result, rows=rows)
 
 
@@ -101,7 +103,7 @@ def run(job: VerifyJob) -> None:
         model = user_file.built_model(module, lambda: x)
     verification = verify(distribution, model, x, y, tolerance=job.tolerance, dtype=job.dtype, by_layer=job.by_layer)
     if env.process_index() == 0:
-        Path(job.out).write_text(json.dumps(verification.to_dict()))
+        Path(job.out).write_text(json.dumps(asdict(verification)))
 
 
 def main(text: str) -> int:

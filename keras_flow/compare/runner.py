@@ -37,7 +37,7 @@ from keras_flow.user_file import check_file, may_split_weights, ranks_of
 _BATCH = 64
 
 
-def compare(options: CompareOptions, console: Console | None = None) -> int:
+def compare(options: CompareOptions, console: Console) -> int:
     """Run a comparison, print its table and write `report.html` and `report.json`.
 
     Returns:
@@ -46,7 +46,6 @@ def compare(options: CompareOptions, console: Console | None = None) -> int:
     Raises:
         FlowError: an unknown or missing backend, an error of the user's file, or no report can be written.
     """
-    console = console or Console()
     result = _compared(options)
     table.show(result, console)
     _write(result, options.out)

@@ -18,6 +18,7 @@ from keras_flow.backends import fingerprints
 from keras_flow.backends.engines import ENGINES
 from keras_flow.doctor.report import Check
 from keras_flow.runtime import versions
+from keras_flow.units import amount
 
 #: what `kf.run` and `keras-flow launch` set for the processes they start
 SET_BY_LAUNCHER: Mapping[str, str] = {
@@ -66,7 +67,7 @@ def describe() -> dict[str, str]:
     return {
         "system": platform.platform(),
         "cores": f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()}",
-        "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+        "memory": amount(psutil.virtual_memory().total),
     }
 
 
@@ -143,5 +144,5 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Check:
         )
     free = shutil.disk_usage(path).free
     if free <= _LITTLE_SHM:
-        return Check("shared memory", "warning", f"{path} has {free / 2**20:.0f} MiB free: {need}. {cure}")
-    return Check("shared memory", "ok", f"{path}, {free / 2**30:.1f} GiB free")
+        return Check("shared memory", "warning", f"{path} has {amount(free)} free: {need}. {cure}")
+    return Check("shared memory", "ok", f"{path}, {amount(free)} free")

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from keras_flow.backends.engine_process import EngineProcess
-from keras_flow.backends.engines import ENGINES, require_known
+from keras_flow.backends.engines import ENGINES, require_known, that_train
 from keras_flow.doctor import host, links
 from keras_flow.doctor.report import Check, EngineReport, Report
 from keras_flow.runtime import versions
@@ -43,7 +43,7 @@ def examine(
     Raises:
         FlowError: an unknown backend.
     """
-    require_known(engines, ENGINES)
+    require_known(engines, that_train())
     names = list(dict.fromkeys(engines))
     tell(f"checking {', '.join(names)}")
     # most of the time is an engine's import, on one core; a link is measured with nothing beside it
@@ -78,7 +78,7 @@ def _engine(name: str, bandwidth: bool, seconds: float, stop: threading.Event) -
         checks.append(Check("collective", "skipped", f"one device of type {seen['type']!r}: there is no other rank"))
     else:
         counts = [count for count in _LINKS if count <= most] if bandwidth else []
-        results = _process(name, "test", (_RANKS, *counts), seconds, stop)
+        results = _process(name, "test", (round(seconds), _RANKS, *counts), seconds, stop)
         checks += _checks_of(results)
         measured = results.get("bandwidth", {}).get("ok", {})
         rings = [links.fit(int(count), {int(k): v for k, v in times.items()}) for count, times in measured.items()]

@@ -33,8 +33,11 @@ def look() -> dict[str, object]:
     }
 
 
-def test(ranks: int, counts: list[int]) -> dict[str, object]:
-    """Run the self-tests on `ranks` ranks, and measure links of `counts` ranks. After a failed test the others run."""
+def test(seconds: int, ranks: int, counts: list[int]) -> dict[str, object]:
+    """Run the self-tests on `ranks` ranks, and measure links of `counts` ranks. After a failed test the others run.
+
+    All that within some seconds, after which this process is ended.
+    """
     import keras_flow as kf
     from keras_flow.doctor import selftest
 
@@ -48,13 +51,13 @@ def test(ranks: int, counts: list[int]) -> dict[str, object]:
     if counts:
         tests["bandwidth"] = (selftest.bandwidth, (counts,))
     try:  # in one run: where ranks are processes, starting them takes longest
-        together = kf.run(selftest.each, devices=most, args=([*tests.values()],), timeout=60)
+        together = kf.run(selftest.each, devices=most, args=([*tests.values()],), timeout=0.4 * seconds)
         return {name: {"ok": value} for name, value in zip(tests, together, strict=True)}
     except Exception:
         pass  # one failed, or is stuck: run alone, each has its own result
     for name, (function, arguments) in tests.items():
         try:
-            results[name] = {"ok": kf.run(function, devices=most, args=arguments, timeout=60)}
+            results[name] = {"ok": kf.run(function, devices=most, args=arguments, timeout=0.15 * seconds)}
         except Exception as error:
             results[name] = {"error": _text(error)}
     return results
@@ -73,7 +76,11 @@ def _text(error: BaseException) -> str:
 def main(action: str, output: str, *numbers: str) -> None:
     """Write the result of `look` or `test`, or its error, as JSON to `output`."""
     try:
-        result = look() if action == "look" else test(int(numbers[0]), [int(number) for number in numbers[1:]])
+        if action == "look":
+            result = look()
+        else:
+            seconds, ranks, *counts = map(int, numbers)
+            result = test(seconds, ranks, counts)
     except BaseException as error:
         result = {"error": _text(error)}
     Path(output).write_text(json.dumps(result))

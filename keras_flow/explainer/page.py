@@ -7,7 +7,6 @@ from html import escape
 from keras_flow.explainer import tables
 from keras_flow.explainer.explanation import Explanation
 from keras_flow.pictures import svg
-from keras_flow.units import amount
 
 #: longest table; of more rows the largest are shown
 _MOST_ROWS = 40
@@ -17,8 +16,7 @@ def html(explanation: Explanation) -> str:
     """Tables of variables, memory and collectives, with what is slow, and notes."""
     parts = [
         f"<div><b>{escape(explanation.model)}</b> {escape(tables.heading(explanation))}: "
-        f"{'a rank receives at most' if explanation.stages else 'each rank receives'} "
-        f"<b>{amount(explanation.received)}</b> in a step</div>"
+        f"<b>{tables.received(explanation)}</b></div>"
     ]
     parts += [f"<div>⚠ <b>slow:</b> {escape(text)}</div>" for text in tables.advice(explanation)]
     for table in tables.tables(explanation, _MOST_ROWS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from keras_flow.explainer import tables
 from keras_flow.explainer.explanation import Explanation
 from keras_flow.explainer.graph import outer_of
 from keras_flow.pictures.drawing import Drawing
@@ -79,6 +80,6 @@ def draw(explanation: Explanation) -> Drawing:
     axes = ", ".join(f"{name}={ranks}" for name, ranks in explanation.placement.items())
     title = (
         f"{explanation.model} on {axes} ({explanation.engine}), batches of {explanation.batch_size} rows: "
-        f"{amount(explanation.received)} received by each rank in a step"
+        f"{tables.received(explanation)}"
     )
     return Drawing(graph(title, explanation.inputs, nodes, tensors), str(explanation))

@@ -77,6 +77,12 @@ def notes(explanation: Explanation, fold: bool = True) -> list[str]:
     return [*explanation.notes, *([_FOLDED] if hidden else [])]
 
 
+def received(explanation: Explanation) -> str:
+    """What a rank receives in a step; of stages not each has as much."""
+    whom = "a rank receives at most" if explanation.stages else "each rank receives"
+    return f"{whom} {amount(explanation.received)} in a step"
+
+
 def heading(explanation: Explanation) -> str:
     """What is explained, without the model's name."""
     axes = ", ".join(f"{name}={ranks}" for name, ranks in explanation.placement.items())
@@ -148,12 +154,12 @@ def _ranks(alike: Sequence[int]) -> str:
         >>> _ranks([0]), _ranks([3, 1, 0, 2]), _ranks([0, 2, 3])
         ('0', '0 to 3', '0, 2 to 3')
     """
-    ranks, parts = sorted(alike), []
-    starts = [rank for rank in ranks if rank - 1 not in ranks]
-    for start in starts:
-        stop = next(rank for rank in ranks if rank >= start and rank + 1 not in ranks)
-        parts.append(str(start) if stop == start else f"{start} to {stop}")
-    return ", ".join(parts)
+    ranks = set(alike)
+    starts = sorted(rank for rank in ranks if rank - 1 not in ranks)
+    stops = sorted(rank for rank in ranks if rank + 1 not in ranks)
+    return ", ".join(
+        str(start) if stop == start else f"{start} to {stop}" for start, stop in zip(starts, stops, strict=True)
+    )
 
 
 def _collectives(explanation: Explanation, most: int | None, fold: bool) -> Table:

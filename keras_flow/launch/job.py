@@ -17,13 +17,14 @@ from keras_flow.current.joining import DEFAULT_TIMEOUT
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError, LaunchError
 from keras_flow.runtime import versions
+from keras_flow.units import amount
 
 #: seconds in which the hosts of a job find each other, at most
 _MEETING_SECONDS = 300.0
 
 
 #: bytes of its own that a process has, at least, once it has loaded Keras and an engine
-_PROCESS_BYTES = 100 << 20
+_PROCESS_BYTES = 100_000_000
 
 
 def require_room(processes: int) -> None:
@@ -35,8 +36,8 @@ def require_room(processes: int) -> None:
     total = psutil.virtual_memory().total
     if processes * _PROCESS_BYTES > total:
         raise FlowError(
-            f"{processes} processes were asked for on this host. Each takes {_PROCESS_BYTES >> 20} MiB or more, and "
-            f"the host has {total / 2**30:.0f} GiB: ask for {total // _PROCESS_BYTES} at most, or use more hosts "
+            f"{processes} processes were asked for on this host. Each takes {amount(_PROCESS_BYTES)} or more, and "
+            f"the host has {amount(total)}: ask for {total // _PROCESS_BYTES} at most, or use more hosts "
             "(--nnodes)."
         )
 

@@ -11,7 +11,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from keras_flow import settings
@@ -20,6 +20,8 @@ from keras_flow.launch.processes import preemption_seconds
 
 #: where the launchers of several hosts meet, unless the user says so
 DEFAULT_PORT = 29500
+#: a host's index and the address of the first one, in Slurm's script
+_VARIABLES = ("$SLURM_NODEID", "$MASTER_ADDR")
 #: seconds that a launcher takes to end once its processes have had theirs
 _ENDING_SECONDS = 10
 
@@ -39,6 +41,7 @@ class Submission:
         timeout: seconds without progress after which the job ends.
         restarts: how often all processes start again after a failure.
         image: container image, for Kubernetes.
+        output: options of `keras-flow launch` that say where output goes.
     """
 
     engine: str
@@ -51,6 +54,7 @@ class Submission:
     timeout: float
     restarts: int
     image: str
+    output: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -78,7 +82,7 @@ class Submission:
         }
         given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
         module = ["-m"] if self.is_module else []
-        return ["python", "-m", "keras_flow.launch", *given, *module, *self.program]
+        return ["python", "-m", "keras_flow.launch", *given, *self.output, *module, *self.program]
 
 
 def slurm(job: Submission) -> str:
@@ -89,7 +93,7 @@ def slurm(job: Submission) -> str:
         >>> print(slurm(job).splitlines()[2])
         #SBATCH --nodes=2
     """
-    launcher = _words(job.command("$SLURM_NODEID", "$MASTER_ADDR"))
+    launcher = _words(job.command(*_VARIABLES))
     gpus = job.processes * (job.devices or 1)
     return f"""#!/bin/bash
 #SBATCH --job-name={job.name}
@@ -119,13 +123,19 @@ def mpirun(job: Submission) -> str:
           python train.py
 
     Raises:
-        FlowError: restarts are asked for, which mpirun does not do.
+        FlowError: restarts or files for output are asked for, which are the launcher's.
     """
-    if job.restarts:
-        raise FlowError(
-            "--print-mpirun has no --max_restarts: mpirun starts no process again. Leave it out, or take --print-slurm "
-            "or --print-k8s, whose hosts have launchers of keras-flow."
+    if job.restarts or job.output:
+        lacks = (
+            "--max_restarts: mpirun starts no process again" if job.restarts else f"{job.output[0]}: mpirun has its own"
         )
+        raise FlowError(
+            f"--print-mpirun has no {lacks}. Leave it out, or take --print-slurm or --print-k8s, whose hosts have "
+            "launchers of keras-flow."
+        )
+    # what a script is called is not known here: `init` and a redirection give it a name
+    several = "usage: sh $0 HOST0,HOST1,..."
+    first = f". {several}\nset -eu\nhosts=${{1:?{several}}}" if job.nodes > 1 else "\nset -eu\nhosts=${1:-localhost}"
     count = job.nodes * job.processes
     variables = {"KERAS_BACKEND": job.engine, "MASTER_PORT": str(job.port)}
     variables |= {**settings.given(), settings.TIMEOUT: f"{job.timeout:g}"}
@@ -134,9 +144,7 @@ def mpirun(job: Submission) -> str:
     names = ["MASTER_ADDR", settings.TOKEN, *variables]
     program = _words(["python", *(["-m"] if job.is_module else []), *job.program])
     return f"""#!/bin/sh
-# {job.processes} processes on each of {job.nodes} hosts. usage: sh {job.name}.sh HOST0,HOST1,...
-set -eu
-hosts=${{1:-localhost}}
+# {job.processes} processes on each of {job.nodes} hosts{first}
 export MASTER_ADDR="${{hosts%%,*}}"
 export {settings.TOKEN}="$(python -c 'import secrets; print(secrets.token_hex(32))')"
 {_exports(variables)}
@@ -162,7 +170,8 @@ def k8s(job: Submission) -> str:
     environment = ("\n" + 20 * " ").join(
         f"- name: {name}\n{22 * ' '}value: {json.dumps(value)}" for name, value in variables.items()
     )
-    command = job.command("$(JOB_COMPLETION_INDEX)", f"{job.name}-host-0-0.{job.name}")
+    literal = replace(job, program=[word.replace("$(", "$$(") for word in job.program])  # else Kubernetes' variables
+    command = literal.command("$(JOB_COMPLETION_INDEX)", f"{job.name}-host-0-0.{job.name}")
     return f"""# the secret by which the hosts know each other, made once:
 #   kubectl create secret generic {job.name}-token --from-literal=token="$(openssl rand -hex 32)"
 apiVersion: jobset.x-k8s.io/v1alpha2
@@ -216,5 +225,5 @@ def _exports(variables: Mapping[str, str]) -> str:
 
 
 def _words(command: Sequence[str]) -> str:
-    """A command line for a shell; variables stay variables."""
-    return " ".join(f'"{word}"' if word.startswith("$") else shlex.quote(word) for word in command)
+    """A command line for a shell; our variables stay variables."""
+    return " ".join(f'"{word}"' if word in _VARIABLES else shlex.quote(word) for word in command)

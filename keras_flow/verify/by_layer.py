@@ -23,6 +23,7 @@ from keras_flow.backends.active import backend
 from keras_flow.current import models
 from keras_flow.layout import itemsize
 from keras_flow.tensors.dtypes import is_float
+from keras_flow.units import amount
 from keras_flow.verify.measure import Batch
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def why_by_layer(model: keras.Model) -> str:
     free = backend().free_memory()
     if needed <= free:
         return ""
-    return f"one device has {free / 2**30:.1f} GiB free and a step of the whole model needs {needed / 2**30:.1f} GiB"
+    return f"one device has {amount(free)} free and a step of the whole model needs {amount(needed)}"
 
 
 def parts(

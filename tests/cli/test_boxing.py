@@ -93,6 +93,13 @@ def test_a_picture_has_both_layouts_and_the_steps_between(tmp_path):
         (("S(0)", "B", "--svg", "x.txt"), r"--svg writes a file that ends in .svg, got x.txt"),
         (("S(0)", "B", "--svg", "noext"), r"--svg writes a file that ends in .svg, got noext"),
         (("S(0)", "B", "--png", "/nonexist/x.png"), r"--png /nonexist/x.png: there is no folder /nonexist"),
+        (
+            ("S(0)", "B", "--measured", "f", "--ranks-per-host", "4"),
+            r"--measured has the links of one host, and --ranks-",
+        ),
+        (("S(0)", "B", "--measured", "f", "--between", "1,1"), r"of one host, and --between says others: give one"),
+        (("S(0)", "B", "--backend", "jax"), r"--backend chooses among the links of a file: give --measured too"),
+        (("S(0)", "B", "--json", "--rank", "99"), r"--json prints the whole plan, and --rank the part of one rank"),
         (("Q", "B"), r"cannot read 'Q' in the nd_sbp"),
     ],
 )

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from keras_flow.cli.app import app
@@ -35,8 +36,10 @@ def test_without_a_question(tmp_path: Path) -> None:
 
 def test_a_script_that_asks_for_other_ranks(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import keras_flow as kf\nkf.run(print, devices=4)\n")
     words = ["--script", str(script), *OPTIONS[2:]]
+    script.write_text("import keras_flow\nkeras_flow.init(2)\n")
+    assert "calls keras_flow.init for 2 ranks, and this job has 4" in asked(*words, "--out", str(tmp_path / "c"))
+    script.write_text("import keras_flow as kf\nkf.run(print, devices=4)\n")
     assert "it fails until" not in asked(*words, "--out", str(tmp_path / "a"))
     words[words.index("--hosts") + 1] = "2"
     assert "train.py calls kf.run for 4 ranks, and this job has 8 ranks: it fails until" in asked(
@@ -52,6 +55,36 @@ def test_by_questions(tmp_path: Path) -> None:
     assert "'my train.py' \"$@\"" in text
     done = subprocess.run(["sh", str(file)], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
     assert done.returncode and "NODE_RANK" in done.stderr, "what must be set is said"
+
+
+def test_a_file_for_mpirun_on_several_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "start.sh"
+    assert f"start it with: sh {file} HOST0,HOST1" in asked(
+        *OPTIONS[:-3], "2", "--launcher", "mpirun", "--out", str(file)
+    )
+    done = subprocess.run(["sh", str(file)], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    assert done.returncode and f"usage: sh {file} HOST0,HOST1,..." in done.stderr
+
+
+def test_what_is_wrong_is_refused_before_the_questions(tmp_path: Path) -> None:
+    for words, text in (
+        (["--engine", "jaxx"], "engine 'jaxx' is none of .*; did you mean jax"),
+        (["--launcher", "slrum"], "did you mean slurm"),
+        (["--out", str(tmp_path)], "is there already"),
+    ):
+        with pytest.raises(FlowError, match=text):
+            asked(*words)
+
+
+def test_ctrl_c_at_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise typer.Abort from None  # as the prompt does
+
+    monkeypatch.setattr(typer, "prompt", interrupted)
+    assert CliRunner().invoke(app, ["init"]).exit_code == 130
 
 
 def test_a_file_for_slurm(tmp_path: Path) -> None:

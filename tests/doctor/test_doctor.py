@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from keras_flow.doctor import worker
 from keras_flow.doctor.report import Check, EngineReport, Report, Ring
 from keras_flow.doctor.runner import examine
 from keras_flow.doctor.show import show
@@ -68,6 +69,20 @@ def test_an_interrupt_ends_every_process() -> None:
 def test_an_unknown_backend() -> None:
     with pytest.raises(FlowError, match=r"no backend 'mxnet': legal are jax, tensorflow, torch"):
         examine(["mxnet"])
+    with pytest.raises(FlowError, match=r"no backend 'numpy': legal are jax, tensorflow, torch"):
+        examine(["numpy"])
+
+
+def test_a_self_test_that_hangs_leaves_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds: list[float] = []
+
+    def run(function: object, devices: int, args: object, timeout: float) -> object:
+        seconds.append(timeout)
+        raise FlowError("stuck")
+
+    monkeypatch.setattr("keras_flow.run", run)
+    assert worker.test(100, 2, [2]) == {name: {"error": "stuck"} for name in ("collective", "training", "bandwidth")}
+    assert len(seconds) == 4 and sum(seconds) < 100
 
 
 def test_no_engine_is_a_failure() -> None:

@@ -35,7 +35,7 @@ def test_no_shared_memory_is_a_warning_with_a_cure(tmp_path: Path) -> None:
 
 def test_little_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 64 << 20}))
-    assert host.shared_memory(tmp_path).detail.startswith(f"{tmp_path} has 64 MiB free")
+    assert host.shared_memory(tmp_path).detail.startswith(f"{tmp_path} has 67.11 MB free")
 
 
 def test_keras_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 import keras_flow as kf
 from keras_flow.distributions.dry_run import dry_run
 from keras_flow.errors import FlowError
+from keras_flow.explainer.plot import draw
 
 pytestmark = pytest.mark.usefixtures("described")
 _PIPE = ("pipe",)
@@ -51,6 +52,7 @@ def test_stages_and_messages() -> None:
         "last": "B on 1",
     }
     assert "sends in a step" in str(found) and "0 F0 F1" in str(found) and "<pre>" in found._repr_html_()
+    assert "a rank receives at most" in draw(found).svg
 
 
 def test_a_rank_holds_what_its_schedule_says() -> None:

@@ -273,7 +273,7 @@ def test_host_0_says_for_whom_it_waits(tmp_path: Path) -> None:
         (["--nproc_per_node", "2", "--master_port", "70000"], "65535"),
         (["--nproc_per_node", "2", "-m", "--no_python"], "exclude each other"),
         (["--devices", "3", "--nproc_per_node", "2"], "disagree"),
-        (["--nproc_per_node", "1000000"], "1000000 processes were asked for on this host. Each takes 100 MiB or more"),
+        (["--nproc_per_node", "1000000"], "1000000 processes were asked for on this host. Each takes 100 MB or more"),
         ([], "give --devices N or --nproc_per_node N"),
     ],
 )

@@ -29,7 +29,11 @@ def refused(*options: str) -> str:
 
 
 def test_slurm(tmp_path: Path) -> None:
-    text = printed("--nproc_per_node", "4", "--max_restarts", "2", "--print-slurm", "my train.py", "--name", "a b")
+    output, program = (
+        ["--tee", "--all-output", "--logdir", "my logs"],
+        ["my train.py", "--name", "a b", "$HOME", "$(date)"],
+    )
+    text = printed("--nproc_per_node", "4", "--max_restarts", "2", *output, "--print-slurm", *program)
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n" in text
     assert "#SBATCH --job-name=my-train\n" in text
     script = tmp_path / "job.sh"
@@ -43,7 +47,7 @@ def test_slurm(tmp_path: Path) -> None:
     )
     words = ["-m", "keras_flow.launch", "--nnodes", "2", "--node_rank", "1", "--nproc_per_node", "4"]
     words += ["--master_addr", "gpu07", "--master_port", "29500", "--timeout", "90", "--max_restarts", "2"]
-    assert shown.stdout.splitlines() == [*words, "my train.py", "--name", "a b"]
+    assert shown.stdout.splitlines() == [*words, *output, *program]
 
 
 def test_k8s() -> None:
@@ -51,7 +55,7 @@ def test_k8s() -> None:
 
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="has Kubernetes' own description of a JobSet")
     text = printed(
-        "--nproc_per_node", "4", "--print-k8s", "--image", "registry/train:1", "-m", "my.train", "--lr", "1e-3"
+        "--nproc_per_node", "4", "--print-k8s", "--image", "registry/train:1", "-m", "my.train", "--lr", "$(LR)"
     )
     manifest = yaml.safe_load(text)
     job = models.JobsetV1alpha2JobSet.from_dict(manifest)
@@ -59,7 +63,7 @@ def test_k8s() -> None:
     # what its own model does not know is left out of it: all that we say comes back
     assert without_none(job.to_dict()) == manifest
     container = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
-    assert container["command"][-4:] == ["-m", "my.train", "--lr", "1e-3"]
+    assert container["command"][-4:] == ["-m", "my.train", "--lr", "$$(LR)"]
     assert container["command"][5:7] == ["--node_rank", "$(JOB_COMPLETION_INDEX)"]
     assert "KERAS_FLOW_TOKEN" in text and "secretKeyRef" in text
 
@@ -124,6 +128,10 @@ def test_mpirun_runs_it(tmp_path: Path) -> None:
 
 
 def test_what_is_refused() -> None:
+    assert "--print-mpirun has no --tee: mpirun has its own" in refused("--print-mpirun", "--tee", "train.py")
+    assert "--redirect shows no output, and --tee" in refused("--print-slurm", "--redirect", "--tee", "train.py")
+    assert "--logdir is the folder of" in refused("--logdir", "logs", "train.py")
+    assert "--image is of --print-k8s" in refused("--image", "image", "train.py")
     assert "mpirun starts no process again" in refused("--print-mpirun", "--max_restarts", "1", "train.py")
     assert "--print-k8s needs --image" in refused("--print-k8s", "train.py")
     assert "print one of them" in refused("--print-k8s", "--image", "i", "--print-slurm", "train.py")
