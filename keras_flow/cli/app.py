@@ -96,7 +96,11 @@ def _add(command: Callable[..., None], **settings: Any) -> None:
     def told(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
-        except KeyboardInterrupt:  # typer would leave without a word
+        except (KeyboardInterrupt, typer.Abort) as error:  # typer would leave without a word
+            if not any(isinstance(each, KeyboardInterrupt) for each in (error, error.__context__)):  # nobody answered
+                raise FlowError(
+                    f"{command.__name__} got no answer; what it asks for can be given as options, which --help lists"
+                ) from None
             print(f"keras-flow: interrupted{written}", file=sys.stderr)
             # as a shell says it of a program that was interrupted: 128 + SIGINT
             raise typer.Exit(130) from None

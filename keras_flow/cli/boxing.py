@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from keras_flow.cli.options import count
 from keras_flow.errors import FlowError
 
 #: links where none are given: latency in s, bandwidth in bytes/s
@@ -30,9 +31,7 @@ def boxing(
     ranks: Annotated[str, typer.Option(help="Ranks before, in order; default 0, 1, 2 ...")] = "",
     target_ranks: Annotated[str, typer.Option(help="Ranks after; default as before.")] = "",
     dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
-    ranks_per_host: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Minimise the time on hosts that have this many ranks each.")
-    ] = None,
+    ranks_per_host: Annotated[int | None, count("Minimise the time on hosts that have this many ranks each.")] = None,
     inside: Annotated[
         str | None, typer.Option(help=f"Link inside a host: latency in s, bandwidth in bytes/s; default: {_INSIDE}.")
     ] = None,

@@ -8,12 +8,9 @@ from typing import Annotated
 
 import typer
 
-from keras_flow.cli.explain import MICROBATCHES, RANKS, SCHEDULE
+from keras_flow.cli.options import BACKENDS, MICROBATCHES, RANKS, SCHEDULE, count, names_of
 from keras_flow.compare.options import LAYOUTS, WITHOUT_RULES
 from keras_flow.errors import require_file
-
-#: help of `--backends`, of verify too
-BACKENDS = "Keras backends, separated by commas; default: those that are installed."
 
 
 def compare(
@@ -29,19 +26,12 @@ def compare(
             f"{','.join(LAYOUTS)}, of a file without rules() {','.join(WITHOUT_RULES)}."
         ),
     ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help=RANKS)] = None,
+    ranks: Annotated[int | None, count(RANKS)] = None,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
-    microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Steps to train; default: whole epochs.")
-    ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Epochs to train; default: 1, or as many as --steps needs."),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Rows of a global batch; default: 64.")
-    ] = None,
+    microbatches: Annotated[int | None, count(MICROBATCHES)] = None,
+    steps: Annotated[int | None, count("Steps to train; default: whole epochs.")] = None,
+    epochs: Annotated[int | None, count("Epochs to train; default: 1, or as many as --steps needs.")] = None,
+    batch_size: Annotated[int | None, count("Rows of a global batch; default: 64.")] = None,
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Seed of weights and of the order of samples.")
     ] = 0,
@@ -75,8 +65,3 @@ def compare(
         ranks=ranks,
     )
     raise typer.Exit(compare(options, Console(width=None if sys.stdout.isatty() else 140)))
-
-
-def names_of(text: str) -> tuple[str, ...]:
-    """The names in an option that takes several, separated by commas."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())

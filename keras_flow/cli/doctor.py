@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from keras_flow.backends.engines import that_train
-from keras_flow.cli.compare import names_of
+from keras_flow.cli.options import names_of
 from keras_flow.errors import FlowError
 
 

@@ -9,13 +9,8 @@ from typing import Annotated
 
 import typer
 
+from keras_flow.cli.options import MICROBATCHES, RANKS, SCHEDULE, count
 from keras_flow.errors import FlowError, require_file
-from keras_flow.layout_names import SCHEDULES
-
-#: help of `--ranks`, and of the options of a pipeline's layout
-RANKS = "Number of ranks, where the layout's name does not say it."
-SCHEDULE = f"Of a pipeline: {', '.join(SCHEDULES)}; default: 1f1b."
-MICROBATCHES = "Of a pipeline: into how many a batch is cut; twice the stages by default."
 
 
 def explain(
@@ -26,10 +21,10 @@ def explain(
         str,
         typer.Option(help="dp4, tp4, 2x2 or another name from the list below, or one from distributions()."),
     ],
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of a global batch.")] = 64,
-    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help=RANKS)] = None,
+    batch_size: Annotated[int, count("Rows of a global batch.")] = 64,
+    ranks: Annotated[int | None, count(RANKS)] = None,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
-    microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
+    microbatches: Annotated[int | None, count(MICROBATCHES)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     suggest: Annotated[
         bool, typer.Option("--suggest", help="Print rules() with column and row pairs, instead of the explanation.")

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from keras_flow.backends.engines import ENGINES, that_train
+from keras_flow.cli.options import count
 from keras_flow.errors import FlowError
 from keras_flow.launch import submit
 from keras_flow.launch.job import stated_timeout
@@ -27,8 +28,8 @@ _CALLS = ("kf.run", "kf.init", "keras_flow.run", "keras_flow.init")
 def init(
     script: Annotated[Path | None, typer.Option(help="The script to run.")] = None,
     engine: Annotated[str | None, typer.Option(help=f"Keras backend: {', '.join(that_train())}.")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks on each host.")] = None,
-    hosts: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of hosts.")] = None,
+    devices: Annotated[int | None, count("Ranks on each host.")] = None,
+    hosts: Annotated[int | None, count("Number of hosts.")] = None,
     launcher: Annotated[str | None, typer.Option(help=f"Who starts it: {', '.join(_LAUNCHERS)}.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
@@ -39,27 +40,6 @@ def init(
 
         keras-flow init --script train.py --engine jax --devices 4 --hosts 1 --launcher shell --out run.sh
     """
-    try:
-        _init(script, engine, devices, hosts, launcher, out, force)
-    except typer.Abort as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # Ctrl-C at a question, which typer takes for no answer
-            raise KeyboardInterrupt from None
-        raise FlowError(
-            "init got no answer; what it asks for can be given as options: --script, --engine, --devices, --hosts, "
-            "--launcher, --out."
-        ) from None
-
-
-def _init(
-    script: Path | None,
-    engine: str | None,
-    devices: int | None,
-    hosts: int | None,
-    launcher: str | None,
-    out: Path | None,
-    force: bool,
-) -> None:
-    """Ask for what is None, and write the file."""
     # before the questions: an answer that is wrong costs none
     for what, value, legal in (("engine", engine, that_train()), ("launcher", launcher, _LAUNCHERS)):
         if value is not None:

@@ -17,6 +17,7 @@ import typer
 from keras_flow import settings
 from keras_flow.backends import active
 from keras_flow.cli.check_build import check_build
+from keras_flow.cli.options import count
 from keras_flow.cli.untested import say_untested
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError
@@ -30,28 +31,18 @@ def launch(
     arguments: Annotated[list[str] | None, typer.Argument(help="What the script is given.", metavar="ARGS...")] = None,
     devices: Annotated[
         int | None,
-        typer.Option(
+        count(
+            "Ranks on this host: processes on torch, virtual devices of one process on JAX and TensorFlow.",
             "--devices",
             "--ranks",
-            min=1,
-            metavar="N",
-            help="Ranks on this host: processes on torch, virtual devices of one process on JAX and TensorFlow.",
         ),
     ] = None,
-    nproc_per_node: Annotated[
-        int | None,
-        typer.Option("--nproc_per_node", min=1, metavar="N", help="Processes on each host."),
-    ] = None,
+    nproc_per_node: Annotated[int | None, count("Processes on each host.", "--nproc_per_node")] = None,
     devices_per_proc: Annotated[
         int | None,
-        typer.Option(
-            "--devices_per_proc",
-            min=1,
-            metavar="N",
-            help="Ranks that each process drives (JAX, TensorFlow: virtual CPU devices; torch: 1).",
-        ),
+        count("Ranks that each process drives (JAX, TensorFlow: virtual CPU devices; torch: 1).", "--devices_per_proc"),
     ] = None,
-    nnodes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of hosts; run this command on each.")] = 1,
+    nnodes: Annotated[int, count("Number of hosts; run this command on each.")] = 1,
     node_rank: Annotated[int, typer.Option("--node_rank", min=0, metavar="N", help="Index of this host.")] = 0,
     master_addr: Annotated[str, typer.Option("--master_addr", help="Address of host 0.")] = LOOPBACK,
     master_port: Annotated[
@@ -95,20 +86,11 @@ def launch(
         ),
     ] = 0,
     servers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Parameter servers, for kf.ParameterServer (TensorFlow, torch; with --workers)."
-        ),
+        int | None, count("Parameter servers, for kf.ParameterServer (TensorFlow, torch; with --workers).")
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Workers beside the chief, which runs the script (with --servers)."),
-    ] = None,
+    workers: Annotated[int | None, count("Workers beside the chief, which runs the script (with --servers).")] = None,
     min_workers: Annotated[
-        int,
-        typer.Option(
-            "--min-workers", min=1, metavar="N", help="Workers without which the job ends; the others go on until then."
-        ),
+        int, count("Workers without which the job ends; the others go on until then.", "--min-workers")
     ] = 1,
     all_output: Annotated[
         bool, typer.Option("--all-output", help="Show the output of every process, each line behind its rank.")
@@ -164,9 +146,11 @@ def launch(
         raise FlowError(f"--logdir {logs} is a file; it must be a folder, or not exist yet.")
     if image and not print_k8s:
         raise FlowError("--image is of --print-k8s.")
+    printing = zip(submit.SYSTEMS, (print_slurm, print_k8s, print_mpirun), strict=True)
+    asked = [option for option, is_asked in printing if is_asked]
     counts = (devices, nproc_per_node, devices_per_proc)
     if servers or workers:
-        if not (servers and workers) or any((*counts, on, print_slurm, print_k8s, print_mpirun)) or nnodes > 1:
+        if not (servers and workers) or any((*counts, on, asked)) or nnodes > 1:
             raise FlowError(
                 "keras-flow launch takes --servers and --workers together, for one host, and without --devices, "
                 "--nproc_per_node, --on and --print-... On several hosts set TF_CONFIG "
@@ -199,13 +183,8 @@ def launch(
         raise FlowError(f"--node_rank {node_rank} is no host of --nnodes {nnodes}; legal is 0 to {nnodes - 1}.")
     if module and no_python:
         raise FlowError("--module and --no_python exclude each other: a module is run by Python.")
-    if not (no_python or on or print_slurm or print_k8s or print_mpirun):
+    if not (no_python or on or asked):
         require_room(processes)
-    asked = [
-        option
-        for option, is_asked in zip(submit.SYSTEMS, (print_slurm, print_k8s, print_mpirun), strict=True)
-        if is_asked
-    ]
     if asked:
         if len(asked) > 1 or no_python:
             raise FlowError(f"{' '.join(asked)}: print one of them, of a script or module (not --no_python).")

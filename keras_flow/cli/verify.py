@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from keras_flow.cli.compare import BACKENDS, names_of
-from keras_flow.cli.explain import MICROBATCHES, RANKS, SCHEDULE
+from keras_flow.cli.options import BACKENDS, MICROBATCHES, RANKS, SCHEDULE, count, names_of
 from keras_flow.errors import require_file
 
 
@@ -24,10 +23,10 @@ def verify(
         typer.Option(help="dp4, tp4, 2x2 or another name from the list below, or one from distributions()."),
     ],
     backends: Annotated[str | None, typer.Option(help=BACKENDS)] = None,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many rows to verify, from the first.")] = 64,
-    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help=RANKS)] = None,
+    batch_size: Annotated[int, count("How many rows to verify, from the first.")] = 64,
+    ranks: Annotated[int | None, count(RANKS)] = None,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
-    microbatches: Annotated[int | None, typer.Option(min=1, metavar="N", help=MICROBATCHES)] = None,
+    microbatches: Annotated[int | None, count(MICROBATCHES)] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(min=0, metavar="N", help="Of gradients and updates, relative; a tenth for losses and outputs."),
@@ -51,7 +50,7 @@ def verify(
     from rich.console import Console
 
     from keras_flow.cli.untested import say_untested
-    from keras_flow.cli.verify_file import verify_file
+    from keras_flow.cli.verify_file import VerifyJob, verify_file
     from keras_flow.compare.runner import chosen_backends
     from keras_flow.progress import working
     from keras_flow.rules_check import RulesCheck
@@ -62,11 +61,12 @@ def verify(
     (layout,) = with_schedule((layout,), schedule, microbatches)
     check_file(file, (layout,), "a verification", ranks=ranks)
     console = Console(width=None if sys.stdout.isatty() else 140)
+    job = VerifyJob(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, by_layer, ranks)
     results = []
     with working("verifying") as tell, RulesCheck(file, (layout,), names, "a verification", ranks) as check:
         for name in names:
             tell(f"{name}: verifying {layout} against one device")
-            results.append(verify_file(name, file, layout, batch_size, check, tolerance, dtype, seed, by_layer, ranks))
+            results.append(verify_file(name, job, check))
             if not as_json:
                 console.print(results[-1])
     if as_json:

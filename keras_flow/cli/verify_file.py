@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from keras_flow import settings
@@ -28,8 +28,8 @@ class VerifyJob:
         dtype: as of `dist.verify`.
         seed: of the weights.
         by_layer: as of `dist.verify`.
-        out: file to which the result is written.
         ranks: how many, where the layout's name does not say it, as of `user_file.ranks_for`.
+        out: file to which the result is written.
     """
 
     file: str
@@ -39,33 +39,20 @@ class VerifyJob:
     dtype: str | None
     seed: int
     by_layer: bool | None
-    out: str
     ranks: int | None = None
+    out: str = ""
 
 
-def verify_file(
-    backend: str,
-    file: Path,
-    layout: str,
-    batch_size: int,
-    check: RulesCheck,
-    tolerance: float | None = None,
-    dtype: str | None = None,
-    seed: int = 0,
-    by_layer: bool | None = None,
-    ranks: int | None = None,
-) -> Verification:
-    """Verify a program's model under a layout on one backend.
-
-    `check` checks the file's rules meanwhile; the other arguments are those of `VerifyJob`.
+def verify_file(backend: str, job: VerifyJob, check: RulesCheck) -> Verification:
+    """Verify a program's model under a layout on one backend, while `check` checks the file's rules.
 
     Raises:
         FlowError: an error of the user's file or of the run, with its text.
     """
     with tempfile.TemporaryDirectory(prefix="keras-flow-verify-") as folder:
         out = Path(folder) / "verification.json"
-        job = VerifyJob(str(file.resolve()), layout, batch_size, tolerance, dtype, seed, by_layer, str(out), ranks)
-        with EngineProcess(backend, "keras_flow.cli.verify_file", json.dumps(vars(job))) as process:
+        told = json.dumps(vars(replace(job, out=str(out))))
+        with EngineProcess(backend, "keras_flow.cli.verify_file", told) as process:
             limit = stated_timeout(None)
             if not process.wait(limit, check.raise_what_is_found):
                 raise FlowError(

@@ -35,16 +35,11 @@ def losses(result: Comparison) -> str:
     """Loss over steps: a chart for each backend, all on one scale so that they can be compared by eye."""
     drawn = [loss for run in result.runs for loss in run.losses if isfinite(loss)]
     bounds = (min(drawn), max(drawn)) if drawn else None
-    return "".join(
-        _chart(
-            curves(
-                f"loss on {backend}",
-                [Curve(run.layout, run.losses, at) for at, run in enumerate(runs)],
-                bounds=bounds,
-            )
-        )
-        for backend, runs in _by_backend(result).items()
-    )
+    charts = []
+    for backend, runs in _by_backend(result).items():
+        lines = [Curve(run.layout, run.losses, at) for at, run in enumerate(runs)]
+        charts.append(_chart(curves(f"loss on {backend}", lines, bounds=bounds)))
+    return "".join(charts)
 
 
 def deviations(result: Comparison) -> str:
@@ -55,10 +50,7 @@ def deviations(result: Comparison) -> str:
         others = [run for run in runs if run is not single]
         if single is None or not others:
             continue
-        gaps = [
-            Curve(run.layout, [abs(a - b) for a, b in zip(run.losses, single.losses, strict=False)], runs.index(run))
-            for run in others
-        ]
+        gaps = [_gap(run.layout, run, single, runs.index(run)) for run in others]
         limit = [float(value) if isfinite(value) else 0.0 for value in tolerances.loss_limits(single.losses)]
         charts.append(_chart(curves(f"|Δ loss| on {backend}", gaps, limit=limit, floor=_FLOOR)))
     return "".join(charts)
@@ -70,14 +62,7 @@ def between_engines(result: Comparison) -> str:
     charts = []
     for layout in dict.fromkeys(run.layout for run in result.runs):
         first, *others = [run for run in result.runs if run.layout == layout]
-        gaps = [
-            Curve(
-                run.backend,
-                [abs(a - b) for a, b in zip(run.losses, first.losses, strict=False)],
-                engines.index(run.backend),
-            )
-            for run in others
-        ]
+        gaps = [_gap(run.backend, run, first, engines.index(run.backend)) for run in others]
         # each run has a limit of its own, by its own losses, which are nearly equal: the least one is drawn
         drawn = [[loss for loss in run.losses if isfinite(loss)] or [1.0] for run in others]
         limit = min(map(tolerances.between_limit, drawn), default=0.0)
@@ -87,15 +72,17 @@ def between_engines(result: Comparison) -> str:
     return "".join(charts)
 
 
+def _gap(name: str, run: RunResult, other: RunResult, number: int) -> Curve:
+    return Curve(name, [abs(a - b) for a, b in zip(run.losses, other.losses, strict=False)], number)
+
+
 def step_times(result: Comparison) -> str:
     """A bar for each run."""
-    return bars(
-        "median milliseconds of a step",
-        [
-            (backend, [(run.layout, run.step_seconds, f"{1000 * run.step_seconds:.1f}") for run in runs])
-            for backend, runs in _by_backend(result).items()
-        ],
-    )
+    groups = [
+        (backend, [(run.layout, run.step_seconds, f"{1000 * run.step_seconds:.1f}") for run in runs])
+        for backend, runs in _by_backend(result).items()
+    ]
+    return bars("median milliseconds of a step", groups)
 
 
 def held(result: Comparison) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from keras_flow.compare.charts import between_engines, breakable, deviations, held, losses, step_times
@@ -159,8 +160,7 @@ def _weights(result: Comparison) -> str:
             rows.append(f"<tr>{cells}</tr>")
     moved = {run.backend: run.weights_moved for run in result.runs if run.layout != "1"}
     amounts = ", ".join(f"{amount:.2g} on {escape(backend)}" for backend, amount in moved.items())
-    names = ("backend", "layout", "weight", "of its tolerance")
-    head = f"<tr>{''.join(f'<th scope=col>{name}</th>' for name in names)}</tr>"
+    head = _head(("backend", "layout", "weight", "of its tolerance"))
     return _section(
         "Final weights",
         f"The weight of each run that is nearest to its tolerance. One device moved its weights by at most {amounts}.",
@@ -174,9 +174,9 @@ def _words(result: Comparison) -> str:
     engine = "Largest difference of a step's loss from that of the first backend, under the same layout."
     metric = metric_name(result)
     words = {
-        ", ".join(
-            filter(None, ("loss", metric))
-        ): "The trained model on the validation rows (or on all rows, if there are "
+        f"loss, {metric}"
+        if metric
+        else "loss": "The trained model on the validation rows (or on all rows, if there are "
         "none), as <code>evaluate</code> computes it. The curves below show the loss of each step.",
         "Δ loss, Δ weights": "Largest difference from the run of the same backend on one device.",
         **({"Δ engine": engine + nature} if result.has_engines else {}),
@@ -206,18 +206,22 @@ def _table(result: Comparison) -> str:
             )
             + "</tr>"
         )
-    head = "".join(f'<th scope="col" role="columnheader">{escape(name)}</th>' for name in names)
     # roles: on a phone it is drawn as a list, and would be no table to a screen reader
-    return f'<table class="runs" role="table"><tr role="row">{head}</tr>{"".join(rows)}</table>'
+    return f'<table class="runs" role="table">{_head(names)}{"".join(rows)}</table>'
+
+
+def _head(names: Sequence[str]) -> str:
+    cells = "".join(f'<th scope="col" role="columnheader">{escape(name)}</th>' for name in names)
+    return f'<tr role="row">{cells}</tr>'
 
 
 def _evaluations(result: Comparison) -> str:
     backends = list(dict.fromkeys(run.backend for run in result.runs))
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in ("trained on", "layout", *backends))
+    head = _head(("trained on", "layout", *backends))
     rows = "".join(
         f"<tr><td>{escape(run.backend)}</td><td>{escape(run.layout)}</td>"
         + "".join(f"<td>{decimal(run.evaluated[name], 6)}</td>" for name in backends)
         + "</tr>"
         for run in result.runs
     )
-    return f"<table><tr>{head}</tr>{rows}</table>"
+    return f"<table>{head}{rows}</table>"

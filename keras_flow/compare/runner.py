@@ -46,25 +46,28 @@ def compare(options: CompareOptions, console: Console) -> int:
     Raises:
         FlowError: an unknown or missing backend, an error of the user's file, or no report can be written.
     """
-    result = _compared(options)
-    table.show(result, console)
-    _write(result, options.out)
+    result = compared(options, lambda found: table.show(found, console))
     console.print(f"report: {options.out / 'report.html'}, {options.out / 'report.json'}", markup=False)
     return 1 if result.failures else 0
 
 
-def compared(options: CompareOptions) -> Comparison:
-    """Run a comparison and write `report.html` and `report.json`; the same without a table.
+def compared(options: CompareOptions, show: Callable[[Comparison], object] = lambda found: None) -> Comparison:
+    """Run a comparison, show it, and write `report.html` and `report.json`.
 
     Raises:
         FlowError: see `compare`.
     """
-    result = _compared(options)
-    _write(result, options.out)
+    result = _trained(options)
+    show(result)
+    try:
+        result.write(options.out / "report.json")
+        atomic.write_text(options.out / "report.html", html.page(result))
+    except OSError as error:
+        raise FlowError(f"the report cannot be written into --out {options.out}: {error.strerror}") from error
     return result
 
 
-def _compared(options: CompareOptions) -> Comparison:
+def _trained(options: CompareOptions) -> Comparison:
     backends, skipped = chosen_backends(options.backends)
     named = options.layouts
     if named is None:
@@ -101,14 +104,6 @@ def _compared(options: CompareOptions) -> Comparison:
                 found = _weights_of(job, runs, lambda again: _run(again, "train", tell, check))
                 weights |= {(job.backend, layout): each for layout, each in found.items()}
         return judge(options, jobs, runs, skipped, weights)
-
-
-def _write(result: Comparison, out: Path) -> None:
-    try:
-        result.write(out / "report.json")
-        atomic.write_text(out / "report.html", html.page(result))
-    except OSError as error:
-        raise FlowError(f"the report cannot be written into --out {out}: {error.strerror}") from error
 
 
 @contextmanager

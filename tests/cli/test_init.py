@@ -116,5 +116,5 @@ def test_the_file_runs(tmp_path: Path) -> None:
 
 
 def test_without_anybody_to_ask() -> None:
-    with pytest.raises(FlowError, match="init got no answer; what it asks for can be given as options: --script,"):
+    with pytest.raises(FlowError, match="init got no answer; what it asks for can be given as options"):
         asked()

@@ -45,15 +45,15 @@ def test_a_folder_that_may_not_be_written_is_told_before_the_runs(
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(kf.FlowError, match="cannot be a folder for the report: it may not be written to"):
-        runner.compare(CompareOptions(TINY, ("jax",), ("1",), out=tmp_path))
+        runner.compare(CompareOptions(TINY, ("jax",), ("1",), out=tmp_path), Console(file=StringIO()))
 
 
 def test_a_report_that_cannot_be_written_loses_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "report.json").mkdir()
-    monkeypatch.setattr(runner, "_compared", lambda options: GOOD)
+    monkeypatch.setattr(runner, "_trained", lambda _: GOOD)
     shown = StringIO()
     with pytest.raises(kf.FlowError, match=r"the report cannot be written into --out .*: Is a directory"):
-        runner.compare(CompareOptions(TINY, out=tmp_path), Console(file=shown))
+        runner.compare(CompareOptions(TINY, ("jax",), ("1",), out=tmp_path), Console(file=shown))
     assert "All 4 runs agree" in shown.getvalue()
 
 
