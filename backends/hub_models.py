@@ -114,17 +114,13 @@ def _wrap_names(cls: type, entry: Callable[..., object]) -> None:
     """Wrap what a class itself defines of the names."""
     replacements: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {}
     if hasattr(cls, _MAKE) and hasattr(cls, GENERATE):
-        replacements |= {_MAKE: (_make, active_distribution), GENERATE: (entry, _distribution_of)}
+        replacements |= {_MAKE: (_make, active_distribution), GENERATE: (entry, models.distribution_of)}
     if hasattr(cls, _WRITE[0]):
         replacements |= dict.fromkeys(_WRITE, (_write, shared_files.distribution_of))
     why = "as the hook on `Trainer.__init__`"
     for name, (replacement, condition) in replacements.items():
         if name in vars(cls) and not hasattr(vars(cls)[name], "keras_flow_hook"):
             wrap(cls, name, Hook(cls.__module__, f"{cls.__qualname__}.{name}", replacement, why, condition))
-
-
-def _distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
-    return models.distribution_of(model)
 
 
 def _make(

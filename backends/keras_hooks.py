@@ -54,17 +54,12 @@ _begun: WeakSet[keras.Model] = WeakSet()
 _compared: WeakSet[keras.Model] = WeakSet()
 
 
-def _distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Distribution | None:
-    """Condition of the hooks on entry points: the distribution of the model, active or remembered."""
-    return models.distribution_of(model)
-
-
 @hook(
     "keras.Model",
     _ENTRIES,
     "enters the distribution that the model was built under, places a model of another scope anew, raises "
     "layout problems before the first step, and leaves a usable model after an error",
-    when=_distribution_of,
+    when=models.distribution_of,
 )
 def _entry(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, *args: object, **kwargs: object

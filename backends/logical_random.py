@@ -136,7 +136,7 @@ def uniform(
     return draw.finished(_scaled(ops.cast(fractions, name), maxval - minval, minval))
 
 
-@_by_index("normal")
+@_by_index(("normal", "truncated_normal"))
 def normal(
     _: object,
     original: Callable[..., Any],
@@ -146,28 +146,12 @@ def normal(
     dtype: str | None = None,
     seed: object = None,
 ) -> Any:
-    """Hook on `random.normal`."""
+    """Hook on `random.normal`, and on `random.truncated_normal`: cut at two standard deviations."""
     draw = _ElementDraw.of(shape, seed)
     if draw is None:
         return original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed)
-    return draw.finished(_scaled(_cast(draw.normals(), dtype), stddev, mean))
-
-
-@_by_index("truncated_normal")
-def truncated_normal(
-    _: object,
-    original: Callable[..., Any],
-    shape: Sequence[int],
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: str | None = None,
-    seed: object = None,
-) -> Any:
-    """Hook on `random.truncated_normal`: cut at two standard deviations."""
-    draw = _ElementDraw.of(shape, seed)
-    if draw is None:
-        return original(shape, mean=mean, stddev=stddev, dtype=dtype, seed=seed)
-    return draw.finished(_scaled(_cast(draw.normals(within=2.0), dtype), stddev, mean))
+    within = 2.0 if original.__name__ == "truncated_normal" else math.inf
+    return draw.finished(_scaled(_cast(draw.normals(within=within), dtype), stddev, mean))
 
 
 @_by_index("dropout")

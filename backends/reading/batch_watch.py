@@ -145,15 +145,11 @@ class BatchWatch:
         Raises:
             FlowError: in all processes, naming those that differ and the input.
         """
-        is_due, index, self.seen = self.is_due(), self.seen, self.seen + 1
+        is_due, index, self.seen = is_compared(self.seen), self.seen, self.seen + 1
         meeting.step(index % self.batches if self.batches else index)  # a source may count on over the epochs
         if is_due and backend().world().process_count > 1:
             self._compare(data, index)
         return index == 0
-
-    def is_due(self, number: int | None = None) -> bool:
-        """Whether the batch of this number is one of those that are compared; None: the next one."""
-        return is_compared(self.seen if number is None else number)
 
     def _compare(self, data: object, index: int) -> None:
         found = {name: self._digest(leaf) for name, leaf in _named(data)}

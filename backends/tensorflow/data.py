@@ -150,8 +150,3 @@ def _reads(layer: keras.Layer, kind: str) -> bool:
     return type(layer).__name__ in ("TextVectorization", "StringLookup", "Hashing", "HashedCrossing") or (
         isinstance(layer, keras.layers.InputLayer) and layer.dtype == "string"
     )
-
-
-def is_numpy_like(value: object) -> bool:
-    """A host value or a plain tensor, which a model on a mesh cannot take as it is."""
-    return isinstance(value, np.ndarray) or (isinstance(value, tf.Tensor) and not is_dtensor(value))

@@ -40,11 +40,6 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 def redistribute(plan: BoxingPlan, shards: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """Run this rank's part of a plan; every rank of the world calls it, those outside the plan with no shard."""
-    return run(plan, shards)
-
-
-def run(plan: BoxingPlan, shards: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Run this rank's part of a plan, without looking whether the other ranks do."""
     if world().is_in_one_process:
         return simulated.redistribute(plan, shards)
     _make_groups(plan)

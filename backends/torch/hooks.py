@@ -16,7 +16,6 @@ from keras_flow.backends.torch import (
     reading,
     rematerialized,
     saving,
-    shapes,
     split_layers,
     step,
     tables,
@@ -25,7 +24,7 @@ from keras_flow.backends.torch import (
     wrapped_modules,
 )
 from keras_flow.backends.torch.operators import attention, reading_dtensors, relayout
-from keras_flow.backends.torch.rows import log_readers, losses, metrics, mirrored_calls, partial_numbers
+from keras_flow.backends.torch.rows import log_readers, losses, metrics, mirrored_calls
 
 
 def hooks() -> tuple[Hook, ...]:
@@ -36,7 +35,7 @@ def hooks() -> tuple[Hook, ...]:
         *attention.hooks(),
         *declared(variables, gathered_weights, saving, reading_dtensors, trainer),
         *sources.hooks(reading.READER),
-        *declared(mirrored_calls, step, rematerialized, layers, shapes, split_layers, losses, metrics),
-        *declared(partial_numbers, log_readers, optimizer, random, logical_random, shared_files, generation, relayout),
+        *declared(mirrored_calls, step, rematerialized, layers, split_layers, losses, metrics),
+        *declared(log_readers, optimizer, random, logical_random, shared_files, generation, relayout),
         *declared(wrapped_modules, tables, exporting),
     )

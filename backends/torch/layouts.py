@@ -141,6 +141,11 @@ def replicated(device_mesh: DeviceMesh) -> TorchPlacements:
     return (Replicate(),) * device_mesh.ndim
 
 
+def without_sums(placements: TorchPlacements) -> TorchPlacements:
+    """The layout of a tensor of which some axes have the sum: whole along these."""
+    return tuple(Replicate() if part.is_partial() else part for part in placements)
+
+
 def local_slices(shape: Sequence[int], device_mesh: DeviceMesh, placements: TorchPlacements) -> tuple[slice, ...]:
     """The logical elements that this rank holds."""
     lengths, offsets = compute_local_shape_and_global_offset(torch.Size(shape), device_mesh, placements)

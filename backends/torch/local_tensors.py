@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # private: what a DTensor is made of
 from torch.distributed.tensor._utils import compute_global_tensor_info
 
 from keras_flow.backends.torch import doubling
-from keras_flow.backends.torch.layouts import TorchPlacements
+from keras_flow.backends.torch.layouts import TorchPlacements, without_sums
 
 
 def from_local(
@@ -42,7 +42,7 @@ def to_local(value: DTensor, grad_placements: TorchPlacements | None = None) -> 
     """
     if not _is_recorded(value):
         return _arrived(value._local_tensor).detach()
-    return _ToLocal.apply(value, grad_placements or _of_gradient(value.placements))
+    return _ToLocal.apply(value, grad_placements or without_sums(value.placements))
 
 
 def summed(value: DTensor) -> DTensor:
@@ -50,7 +50,7 @@ def summed(value: DTensor) -> DTensor:
     axes = [axis for axis, part in enumerate(value.placements) if part.is_partial()]
     if not axes:
         return value
-    whole = _of_gradient(value.placements)
+    whole = without_sums(value.placements)
     # an all-reduce without DTensor's and the plan's ways to it; over several axes the plan makes one of them
     if value.placements[axes[0]] == Partial() and len(axes) == 1 and not _is_recorded(value):
         return from_local(_summed_over(value, axes[0]), value.shape, value.device_mesh, whole)
@@ -91,19 +91,13 @@ def _spec(
     return DTensorSpec(device_mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), strides, dtype))
 
 
-def _of_gradient(placements: TorchPlacements) -> TorchPlacements:
-    if not any(part.is_partial() for part in placements):
-        return placements
-    return tuple(Replicate() if part.is_partial() else part for part in placements)
-
-
 # Each is differentiated by the other, so that gradients of gradients are right too.
 
 
 class _FromLocal(torch.autograd.Function):
     @staticmethod
     def forward(ctx, local, spec):
-        ctx.placements, ctx.own = _of_gradient(spec.placements), spec.placements
+        ctx.placements, ctx.own = without_sums(spec.placements), spec.placements
         ctx.set_materialize_grads(False)
         return DTensor(local.detach(), spec, requires_grad=True)
 
@@ -111,7 +105,7 @@ class _FromLocal(torch.autograd.Function):
     def backward(ctx, grad):
         if grad is None:
             return None, None
-        if _of_gradient(grad.placements) == ctx.placements:
+        if without_sums(grad.placements) == ctx.placements:
             grad = summed(grad)
         else:
             grad = grad.redistribute(grad.device_mesh, ctx.placements)

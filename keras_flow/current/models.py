@@ -22,7 +22,7 @@ from keras_flow.errors import FlowError
 _made_under: WeakKeyDictionary[keras.Layer, Distribution] = WeakKeyDictionary()
 
 
-def distribution_of(model: keras.Layer) -> Distribution | None:
+def distribution_of(model: keras.Layer, *args: object, **kwargs: object) -> Distribution | None:
     """The distribution that applies to a model: the active one, otherwise that of its variables, otherwise None.
 
     The result is also None where one of Keras's own distributions is active: Keras then follows that one.

@@ -103,7 +103,6 @@ FILES = {
     "rows/split_rows": (("torch",), "outputs of which a rank holds its rows, on plain tensors"),
     "saving": (("torch",), "a rank is a process of its own: one of them writes"),
     "short_calls": (("torch",), "layers are called in each step; on the others once, as it is traced"),
-    "shapes": (("torch",), "Keras infers shapes by running a layer, also on split weights"),
     "simulated": (("torch",), "ranks that one process plays; on the others it has virtual devices"),
     "step": (("torch",), "operators run eagerly: hooks ask which step is running"),
     "wrapped_modules": (("torch",), "others have no modules of their own that Keras wraps with shared weights"),
@@ -116,7 +115,7 @@ FILES = {
 NAMES = {
     "boxing": {
         "Shards program": "JAX and TensorFlow compile a program for each plan; JAX leaves all shards in one array",
-        "Region run": "torch works out a recipe for its rank; DTensor's changes of layout run plans too",
+        "Region": "torch works out a recipe for its rank",
     },
     "convolutions": {
         "pool max_pool by_rows_only whole_kernel on_windows": "what each partitioner has wrong",
@@ -139,7 +138,7 @@ NAMES = {
     "data": {
         "Uneven has_uneven to_logical distribute_data_input": "on JAX batches that do not divide stay split",
         "gathered": "a step of TensorFlow's may fall back to one device, which needs all rows",
-        "MeshBatch batch_axis is_numpy_like": "DTensor holds one mesh axis on the rows, and takes no plain values",
+        "MeshBatch batch_axis": "DTensor holds one mesh axis on the rows, and takes no plain values",
         "to_tensors": "JAX's step takes host arrays as they are",
         "batches_on_mesh": "tf.data and torch's DataLoader read ahead by themselves",
         "map_call rows refuse watch watch_of_step": "ranks are processes that read batches by themselves",
@@ -171,7 +170,9 @@ NAMES = {
         "whole_on on_every_rank": "XLA is told which dims stay whole",
         "replicated": "a NamedSharding without axes is all that JAX needs",
         "TorchPlacements group make_groups_again has_peers this_rank is_member distributed to_sbp "
-        "to_placements local_slices divides": "ranks are processes that meet in groups; DTensor's placements are lists",
+        "to_placements local_slices divides without_sums": (
+            "ranks are processes that meet in groups; DTensor's placements are lists"
+        ),
     },
     "operators/operations": {
         "in_traced_step on_operation without_rule captured_tensor capture concat split sparse_softmax_cross_entropy "

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from keras_flow.backends.torch import layouts
@@ -132,7 +132,7 @@ def _write_own(target: DTensor, new: torch.Tensor) -> None:
     if isinstance(new, DTensor) and new.placements == target.placements:
         local.copy_(new._local_tensor)
         return
-    placements = _without_sums(target)
+    placements = layouts.without_sums(target.placements)
     if isinstance(new, DTensor):
         piece = new.redistribute(mesh, placements)._local_tensor
     else:
@@ -150,15 +150,13 @@ def _write_into_base(view: DTensor, new: torch.Tensor, base: DTensor) -> None:
     positions = torch.arange(base.numel(), device=new.device).reshape(base.shape)
     written = torch.full((base.numel(),), -1, device=new.device)
     written[view._view_func_unsafe(positions).reshape(-1)] = torch.arange(new.numel(), device=new.device)
-    own = written.reshape(base.shape)[layouts.local_slices(base.shape, base.device_mesh, _without_sums(base))]
+    own = written.reshape(base.shape)[
+        layouts.local_slices(base.shape, base.device_mesh, layouts.without_sums(base.placements))
+    ]
     # -1 where the view shows nothing of the base
     changed = own >= 0
     values = new.reshape(-1)[own[changed]].to(base.dtype)
     base._local_tensor[changed] = values if _is_first_summand(base) else torch.zeros_like(values)
-
-
-def _without_sums(value: DTensor) -> layouts.TorchPlacements:
-    return tuple(Replicate() if part.is_partial() else part for part in value.placements)
 
 
 def _is_first_summand(value: DTensor) -> bool:

@@ -50,7 +50,7 @@ def redistribute_local_tensor(
     if isinstance(local, AsyncCollectiveTensor):
         local = local.wait()
     rank = world().local_ranks[0]
-    return _in_order(boxing.run(boxing_plan, {rank: local})[rank], current)
+    return _in_order(boxing.redistribute(boxing_plan, {rank: local})[rank], current)
 
 
 def _in_order(local: torch.Tensor, spec: DTensorSpec) -> torch.Tensor:

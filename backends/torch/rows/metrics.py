@@ -104,7 +104,8 @@ def step_of_number(
     if not (sample_weight is None or isinstance(sample_weight, int | float)) or get_keras_mask(values) is not None:
         return None
     if isinstance(values, PartialNumber):
-        return step if partial_numbers.adds_part(metric.total, values) is not None else None
+        # a variable that is no metric's is read without an operator: by the optimizer, by a file's writer
+        return step if values.own is not None and getattr(metric.total, "_keras_flow_plain", False) else None
     is_whole = not isinstance(values, DTensor) or all(part.is_replicate() for part in values.placements)
     is_plain = not any(isinstance(variable._value, DTensor) for variable in metric.variables)
     return step if is_whole and is_plain and not isinstance(values, DeferredTensor) else None

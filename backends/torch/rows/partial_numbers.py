@@ -10,19 +10,16 @@ divided by 3). `mean * 4` has the parts 4.0 and 4.0; `float(mean)` sums, 2.0 on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as torch_distributed
-from torch.utils._pytree import tree_map  # private: the trees that `__torch_dispatch__` is given are of this kind
 
-from keras_flow.backends.hooking import hook
 from keras_flow.backends.torch.rows import split_rows
 from keras_flow.backends.torch.rows.split_rows import DeferredTensor
 from keras_flow.backends.torch.step import OwnRows
-from keras_flow.current.keras_places import in_stateless_scope
 
 if TYPE_CHECKING:
     import keras
@@ -70,25 +67,15 @@ class PartialNumber(DeferredTensor):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        kwargs = dict(kwargs or {})
-        part = _in_parts(operator, args, kwargs)
-        if part is not None:
-            return part
-        shares = operator._schema.is_mutable or any(value.alias_info for value in operator._schema.returns)
-        seen: dict[int, PartialNumber] = {}
+        part = _in_parts(operator, args, dict(kwargs or {}))
+        return super().__torch_dispatch__(operator, types, args, kwargs) if part is None else part
 
-        def whole(leaf: object) -> object:
-            if not isinstance(leaf, PartialNumber):
-                return leaf
-            value = leaf.whole()
-            if shares:
-                # written into, now or by a view: from here on the sum is what counts
-                leaf.own = None
-            seen[id(value)] = leaf
-            return value
-
-        out = operator(*tree_map(whole, args), **tree_map(whole, kwargs))
-        return seen.get(id(out), out)
+    def given(self, shares: bool, writes: bool) -> torch.Tensor:
+        """The sum, which counts from here on where it is written into, now or by a view."""
+        value = self.whole()
+        if shares:
+            self.own = None
+        return value
 
 
 def partial_number(own: torch.Tensor, rows: OwnRows) -> torch.Tensor:
@@ -146,6 +133,7 @@ class UnsettledState(DeferredTensor):
     """
 
     before: torch.Tensor
+    is_returned = False
 
     @staticmethod
     def __new__(cls, before: torch.Tensor) -> UnsettledState:
@@ -159,19 +147,6 @@ class UnsettledState(DeferredTensor):
         """The variable's own tensor, with all additions. A collective where some wait."""
         settle()
         return self.before
-
-    @classmethod
-    def __torch_dispatch__(
-        cls,
-        operator: torch._ops.OpOverload,
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        def whole(leaf: object) -> object:
-            return leaf.whole() if isinstance(leaf, UnsettledState) else leaf
-
-        return operator(*tree_map(whole, args), **tree_map(whole, dict(kwargs or {})))
 
 
 @dataclass
@@ -214,30 +189,6 @@ def add_later(variable: keras.Variable, value: torch.Tensor, rows: OwnRows) -> N
     value = value.to(before.dtype)
     _waiting[id(variable)] = Addition(variable, before, value, rows.groups)
     variable._value = UnsettledState(before)
-
-
-def adds_part(variable: keras.Variable, value: object) -> OwnRows | None:
-    """Condition of the hook on `Variable.assign_add`: the rows of a part that is added to a metric's state."""
-    if not isinstance(value, PartialNumber) or value.own is None or in_stateless_scope():
-        return None
-    # others are read without an operator of the program's: by the optimizer, by a file's writer
-    is_state = getattr(variable, "_keras_flow_plain", False) and not variable.shape
-    return value.rows if is_state else None
-
-
-@hook(
-    "keras.Variable",
-    "assign_add",
-    "what a loss adds to a metric is summed over the ranks with other things, when it is read at the latest",
-    when=adds_part,
-)
-def assign_add(
-    rows: OwnRows, original: Callable[..., object], variable: keras.Variable, value: PartialNumber
-) -> object:
-    """Hook on `Variable.assign_add`: add this rank's part later."""
-    assert value.own is not None
-    add_later(variable, value.own, rows)
-    return variable._value
 
 
 def before(variable: keras.Variable) -> torch.Tensor:

@@ -29,10 +29,44 @@ class DeferredTensor(torch.Tensor):
 
     # operators are caught below autograd: gradients are those of the tensor that comes of asking
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    #: whether an operator that returns the tensor it was given (in place) returns this one
+    is_returned = True
 
     def whole(self) -> torch.Tensor:
         """The plain tensor, without a gradient. A collective of the ranks that share it, the first time."""
         raise NotImplementedError
+
+    def given(self, shares: bool, writes: bool) -> torch.Tensor:
+        """The plain tensor for an operator.
+
+        Args:
+            shares: the operator writes into it, or returns a view, which may be written into later.
+            writes: the operator writes into it or another argument.
+        """
+        return self.whole()
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        operator: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        writes = operator._schema.is_mutable
+        shares = writes or any(value.alias_info for value in operator._schema.returns)
+        seen: dict[int, DeferredTensor] = {}
+
+        def whole(leaf: object) -> object:
+            if not isinstance(leaf, DeferredTensor):
+                return leaf
+            value = leaf.given(shares, writes)
+            if leaf.is_returned:
+                seen[id(value)] = leaf
+            return value
+
+        out = operator(*tree_map(whole, args), **tree_map(whole, dict(kwargs or {})))
+        return seen.get(id(out), out)
 
     # what torch does in C++ without an operator
 
@@ -95,30 +129,13 @@ class SplitRows(DeferredTensor):
             self._whole = gather(self._value, self.rows)
         return self._whole
 
-    @classmethod
-    def __torch_dispatch__(
-        cls,
-        operator: torch._ops.OpOverload,
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        shares = operator._schema.is_mutable or any(value.alias_info for value in operator._schema.returns)
-        seen: dict[int, SplitRows] = {}
-
-        def whole(leaf: object) -> object:
-            if not isinstance(leaf, SplitRows):
-                return leaf
-            if shares:
-                # this operator writes into the tensor, or a view of it may be written into later
-                leaf._own = None
-            if operator._schema.is_mutable:
-                leaf.source = None
-            seen[id(leaf.whole())] = leaf
-            return leaf.whole()
-
-        out = operator(*tree_map(whole, args), **tree_map(whole, dict(kwargs or {})))
-        return seen.get(id(out), out)
+    def given(self, shares: bool, writes: bool) -> torch.Tensor:
+        """The plain tensor for an operator, after which these rows may not be its own."""
+        if shares:
+            self._own = None
+        if writes:
+            self.source = None
+        return self.whole()
 
 
 def split(value: torch.Tensor, rows: OwnRows, origin: PartOfRows | None = None) -> SplitRows:
