@@ -24,6 +24,7 @@ class Group:
         names: names of `kf`.
         module: a module of `kf` whose names are on the page too, as `kf.comm.all_reduce`.
         members: the names of that module; all that it exports where none are given.
+        returned: classes of what the page's functions return, by their places in the package.
     """
 
     title: str
@@ -31,6 +32,7 @@ class Group:
     names: tuple[str, ...] = ()
     module: str = ""
     members: tuple[str, ...] = ()
+    returned: tuple[str, ...] = ()
 
 
 #: what every distribution has from its bases, and a program calls
@@ -51,22 +53,29 @@ GROUPS = {
             "explain_file",
             "plot_layout",
         ),
+        returned=(
+            "explainer.explanation.Explanation",
+            "verify.verification.Verification",
+            "servers.counting.Statistics",
+            "pictures.drawing.Drawing",
+        ),
     ),
     "layouts": Group(
         "Placements and layouts",
         "A placement says which ranks compute, an sbp how a tensor lies on them.",
         ("Placement", "placement", "Layout"),
         "sbp",
-        ("split", "broadcast", "partial_sum", "parse"),
+        ("split", "broadcast", "partial_sum", "parse", "nd_sbp", "text"),
     ),
     "ranks": Group(
         "Starting ranks",
         "Who starts the ranks, and which of them this process is.",
         ("init", "run", "on_preemption"),
         "env",
+        returned=("current.world.World",),
     ),
     "loops": Group(
-        "Loops of your own",
+        "Custom training loops",
         "Collectives of tensors that each process has for itself, and averaged gradients.",
         ("DistributedDataParallel",),
         "comm",
@@ -131,6 +140,10 @@ def pages() -> dict[str, str]:
             if name in ("DataParallel", "ModelParallel", "PipelineParallel", "CentralStorage", "ParameterServer"):
                 options += f"      inherited_members: {_METHODS}\n"
             shown.append(f"\n::: keras_flow.{_home(name)}\n{options}")
+        for place in group.returned:
+            kind = place.rpartition(".")[2]
+            options = f"    options:\n      heading: {kind} (returned)\n      toc_label: {kind}\n"
+            shown.append(f"\n::: keras_flow.{place}\n{options}")
         texts[f"{file}.md"] = "".join(shown)
         links = " · ".join(f"[`kf.{name}`]({file}.md#keras_flow.{_home(name)})" for name in names(group))
         index.append(f"\n**[{group.title}]({file}.md)** {group.about}\n\n{links}\n")

@@ -40,7 +40,11 @@ def main() -> None:
     shutil.copytree(ROOT / "docs", SOURCE, ignore=shutil.ignore_patterns("*.py", "__pycache__", "adr"))
     shutil.copy(ROOT / "CHANGELOG.md", SOURCE / "changelog.md")
     decisions = sorted((ROOT / "docs" / "adr").glob("*.md"))
-    texts = [re.sub(r"^#", "##", path.read_text(), flags=re.MULTILINE) for path in decisions]
+    # an anchor by the file's name, which links to it have
+    texts = [
+        f'<a id="{path.stem}"></a>\n\n' + re.sub(r"^#", "##", path.read_text(), flags=re.MULTILINE)
+        for path in decisions
+    ]
     (SOURCE / "adr.md").write_text("# Decisions\n\n" + "\n".join(texts))
     (SOURCE / "reference").mkdir()
     for name, text in reference.pages().items():
@@ -79,12 +83,13 @@ def _links(page: Path, text: str) -> str:
     """Links lead to the site's own pages; those to what is no page of it become plain text."""
     for ours, made in _MADE.items():
         text = text.replace(f"]({ours}", f"]({made}")
+    text = re.sub(r"\badr/([\w-]+)\.md\)", r"adr.md#\1)", text)
 
     def plain(match: re.Match[str]) -> str:
         target = (page.parent / match[2].partition("#")[0]).resolve()
         return match[0] if target.is_file() and target.is_relative_to(SOURCE) else f"{match[1]} (`{match[2]}`)"
 
-    return re.sub(r"(adr/[\w-]+\.md)", "adr.md", _LINK.sub(plain, text)) if "](adr/" in text else _LINK.sub(plain, text)
+    return _LINK.sub(plain, text)
 
 
 if __name__ == "__main__":

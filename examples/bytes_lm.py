@@ -92,11 +92,12 @@ def main(windows, epochs, letters):
         model.fit(x, y, batch_size=64, epochs=epochs, validation_data=(x_val, y_val), verbose=2)
         loss, _ = model.evaluate(x_val, y_val, verbose=0)
         texts = generate(model, letters)
-    print(f"{keras.backend.backend()}, {kf.env.get_world_size()} ranks: {loss / np.log(2):.3f} bits per byte")
-    print(distribution.explain(model, batch_size=64).text(all_rows=True))
-    print("generated:")
-    for text in texts[:2]:
-        print("    " + text.replace("\n", "\n    "))
+    if kf.env.is_main_process():
+        print(f"{keras.backend.backend()}, {kf.env.get_world_size()} ranks: {loss / np.log(2):.3f} bits per byte")
+        print(distribution.explain(model, batch_size=64).text(all_rows=True))
+        print("generated:")
+        for text in texts[:2]:
+            print("    " + text.replace("\n", "\n    "))
 
 
 if __name__ == "__main__":

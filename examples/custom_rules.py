@@ -84,11 +84,12 @@ def main(epochs):
     placement = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
     by_rules, said = train(kf.ModelParallel(placement, rules=rules()), epochs)
     by_map, mapped = train(kf.ModelParallel(rules=layout_map(placement)), epochs)
-    for path, layout in said.items():
-        print(f"  {path}: {layout}")
-        assert layout.layout == mapped[path].layout
-    print(f"losses under the rules:     {', '.join(f'{loss:.6f}' for loss in by_rules)}")
-    print(f"losses under the LayoutMap: {', '.join(f'{loss:.6f}' for loss in by_map)}")
+    assert all(layout.layout == mapped[path].layout for path, layout in said.items())
+    if kf.env.is_main_process():
+        for path, layout in said.items():
+            print(f"  {path}: {layout}")
+        print(f"losses under the rules:     {', '.join(f'{loss:.6f}' for loss in by_rules)}")
+        print(f"losses under the LayoutMap: {', '.join(f'{loss:.6f}' for loss in by_map)}")
     assert np.allclose(by_rules, by_map, rtol=1e-5)
 
 

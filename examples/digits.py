@@ -69,9 +69,10 @@ def main():
         model.summary()
         model.fit(x, y, batch_size=64, epochs=3, validation_data=(x_val, y_val), verbose=2)
         loss, accuracy = model.evaluate(x_val, y_val, verbose=0)
-    print(f"{keras.backend.backend()}, {kf.env.get_world_size()} ranks: loss {loss:.4f}, accuracy {accuracy:.4f}")
-    for variable in model.trainable_variables:
-        print(f"  {variable.path}: {kf.layout_of(variable)}")
+    if kf.env.is_main_process():
+        print(f"{keras.backend.backend()}, {kf.env.get_world_size()} ranks: loss {loss:.4f}, accuracy {accuracy:.4f}")
+        for variable in model.trainable_variables:
+            print(f"  {variable.path}: {kf.layout_of(variable)}")
 
 
 if __name__ == "__main__":

@@ -92,11 +92,12 @@ def main(path, epochs):
         distribution = kf.DataParallel()
     with distribution.scope():
         model, accuracy = adapt(path, epochs)
-    trained = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
-    print(f"{keras.backend.backend()}, {kf.env.get_world_size()} ranks: accuracy {accuracy:.3f} on the new digits")
-    print(f"trained {trained:,} of {model.count_params():,} parameters")
-    for variable in model.weights:
-        print(f"  {variable.path}: {kf.layout_of(variable)}{'' if variable.trainable else ' (frozen)'}")
+    if kf.env.is_main_process():
+        trained = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+        print(f"{keras.backend.backend()}, {kf.env.get_world_size()} ranks: accuracy {accuracy:.3f} on the new digits")
+        print(f"trained {trained:,} of {model.count_params():,} parameters")
+        for variable in model.weights:
+            print(f"  {variable.path}: {kf.layout_of(variable)}{'' if variable.trainable else ' (frozen)'}")
 
 
 if __name__ == "__main__":

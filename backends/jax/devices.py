@@ -187,7 +187,7 @@ def _too_few(devices: int, available: list[jax.Device]) -> str:  # pyright: igno
             f"Ask for at most {len(available)}, or for virtual CPU devices with kf.init({devices}, type='cpu')."
         )
     return (
-        f"kf.init was asked for {devices} ranks, but JAX is already initialised with {have}, and cannot make more "
+        f"kf.init was asked for {devices} ranks, but JAX is already initialized with {have}, and cannot make more "
         f"afterwards. Creating an array, a Keras layer or model, or calling jax.devices() initialises it: call "
         f"kf.init({devices}) (or kf.run(main, devices={devices})) before the first of these."
         f"{first_use.in_words(_made_first() or first_use.first_uses('jax'))}"

@@ -27,7 +27,7 @@ from keras_flow.current.variable_layout import KerasLayout, is_elsewhere, keras_
 @hook(
     "keras.Variable",
     "_initialize_with_initializer",
-    "initialisers that need the whole value would make it on every device",
+    "initializers that need the whole value would make it on every device",
     when=distribution_of_new,
 )
 def initialize_with_initializer(

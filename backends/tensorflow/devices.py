@@ -167,7 +167,7 @@ def _too_few(devices: int, available: int, type: str) -> str:
             f"Ask for at most {available}, or for virtual CPU devices with kf.init({devices}, type='cpu')."
         )
     return (
-        f"kf.init was asked for {devices} ranks, but TensorFlow is already initialised with {have}, and cannot make "
+        f"kf.init was asked for {devices} ranks, but TensorFlow is already initialized with {have}, and cannot make "
         f"more afterwards. Creating a tensor, a Keras layer or model, or calling tf.config.list_logical_devices() "
         f"initialises it: call kf.init({devices}) (or kf.run(main, devices={devices})) before the first of these."
         f"{first_use.in_words(first_use.first_uses('tensorflow'))}"

@@ -137,7 +137,7 @@ def _cause(error: BaseException) -> str:
 def too_late(processes: Processes, engine: str, causes: str) -> str:
     """The text of the error for an engine that started before it knew of the other processes."""
     return (
-        f"this is {processes}, but {engine} was already initialised as a process on its own: {causes} does that. Call "
+        f"this is {processes}, but {engine} was already initialized as a process on its own: {causes} does that. Call "
         "kf.init() before the first of these."
     )
 

@@ -66,7 +66,7 @@ FIRST_USE = {"jax": "import jax\njax.numpy.ones(3)", "tensorflow": "import tenso
 def test_initialised_with_fewer(backend: str) -> None:
     (text,) = tell(f"{FIRST_USE[backend]}\ndevices.init(4, None)", backend)
     assert "asked for 4 ranks" in text
-    assert "is already initialised with 1 device of type 'cpu'" in text
+    assert "is already initialized with 1 device of type 'cpu'" in text
     assert "call kf.init(4) (or kf.run(main, devices=4)) before" in text
 
 

@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 FILES = {"FILE.py": FILE, "train.py": FILE}
 
-_INDEX = "installs from a package index; .ci/run installs the wheel"
+_INDEX = "installs from package indexes; .ci/run installs the wheel"
 _ITSELF = "runs these tests, or what .ci/run runs beside them"
 _HOSTS = "needs several hosts; tests/launch/test_nodes.py starts such jobs with two launchers on this one"
 _TWO = "--master_addr host0 --master_port 29500 --nproc_per_node 4 train.py"
@@ -52,8 +52,8 @@ ELSEWHERE = {
     "make demo": "takes minutes; tests/compare/test_end_to_end.py compares a smaller program",
     "make test": _ITSELF,
     "make notebook": "opens JupyterLab; tests/notebooks/test_notebooks.py runs the notebooks",
-    "pip install 'keras-flow[jax]'": _INDEX,
-    "pip install 'keras-flow[notebook,torch]'": _INDEX,
+    "pip install '.[jax]'": _INDEX,
+    "pip install '.[notebook,torch]'": _INDEX,
     f"keras-flow launch --nnodes 2 --node_rank 0 {_TWO}": _HOSTS,
     f"keras-flow launch --nnodes 2 --node_rank 1 {_TWO}": _HOSTS,
     "keras-flow launch --nnodes 4 --nproc_per_node 8 --print-slurm train.py --epochs 3 > job.sh && sbatch job.sh": (
@@ -64,8 +64,10 @@ ELSEWHERE = {
 }
 #: commands that `make test` leaves out, for their time -> what of them it runs
 SLOW = {
-    "keras-flow compare train.py --layouts 1,dp4,2x2 --steps 10": "tests/compare/test_end_to_end.py",
-    "keras-flow verify train.py --layout 2x2 --backends jax": "tests/verify",
+    "keras-flow compare examples/digits.py --backends jax --layouts 1,dp4,2x2 --steps 10": (
+        "tests/compare/test_end_to_end.py"
+    ),
+    "keras-flow verify examples/digits.py --layout 2x2 --backends jax": "tests/verify",
     "keras-flow compare FILE.py --backends jax,torch --layouts 1,dp4,2x2 --steps 20 --batch-size 64 --out report": (
         "tests/compare/test_end_to_end.py"
     ),

@@ -224,7 +224,7 @@ CASES = (
             "BatchNormalization",
             "Dropout",
             "Adam",
-            "regularisation losses",
+            "regularization losses",
             "sample_weight",
             "fit from numpy",
             "validation",

@@ -357,7 +357,7 @@ CASES = (
         (
             "subclassed models",
             "add_loss",
-            "activity regularisers",
+            "activity regularizers",
             "a layer that mixes rows",
             "custom losses returning a scalar",
         ),
