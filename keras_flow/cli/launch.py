@@ -82,7 +82,7 @@ def launch(
             "--max_restarts",
             min=0,
             metavar="N",
-            help="How often all processes are started again after a failure (kf.callbacks.Checkpoint lets a script go on).",
+            help="How often all processes start again after a failure (with kf.callbacks.Checkpoint they go on).",
         ),
     ] = 0,
     servers: Annotated[
