@@ -6,6 +6,7 @@ and a `tf.data` shuffle or a DataLoader without a seed draws from TensorFlow's o
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import sys
@@ -117,8 +118,17 @@ def states() -> dict[str, Any]:
     return found
 
 
-def set_states(given: Mapping[str, Any]) -> None:
-    """Give generators the states that `states` returned, here or elsewhere; what is not loaded here is left out."""
+def set_states(given: Mapping[str, Any], loads: bool = False) -> None:
+    """Give generators the states that `states` returned, here or elsewhere.
+
+    Args:
+        given: what it returned.
+        loads: load what a program has seeded there; else what is not loaded here is left out.
+    """
+    if loads and "torch's" in given:
+        importlib.import_module("torch")
+    if loads and given.get(_TENSORFLOW, [None])[0] is not None:
+        importlib.import_module("tensorflow")
     here = states()
     _set_states({name: state for name, state in given.items() if name in here})
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import inspect
 import io
 import pickle
-import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
-import numpy as np
 
+from keras_flow.backends import random_states
 from keras_flow.errors import FlowError
 from keras_flow.launch import by_value
 
 #: whether this process is loading what `kf.run` sent: modules imported meanwhile must not start jobs
 _loading = False
+#: names of Keras's global attributes, and of its config's functions, that a script may have set
+_SWITCHES = ("safe_mode_saving", "interactive_logging", "flash_attention", "traceback_filtering")
+_LIMITS = ("max_epochs", "max_steps_per_epoch")
 
 
 def is_loading() -> bool:
@@ -106,20 +108,20 @@ class _ResultPickler(cloudpickle.Pickler):
 
 def _keras_state() -> dict[str, object]:
     """Return what a script has set up before it calls `kf.run`: Keras's settings, custom objects, random states."""
-    state: dict[str, object] = {"random": random.getstate(), "numpy": np.random.get_state()}
+    state: dict[str, object] = {"random": random_states.states()}
     keras = sys.modules.get("keras")
     if keras is not None:
         # loads Keras, which may not be loaded here
-        from keras_flow.current.keras_places import get_global_attribute, get_random_seed
+        from keras_flow.current.keras_places import get_global_attribute
 
-        seed, custom = get_random_seed(), keras.saving.get_custom_objects()
+        custom = keras.saving.get_custom_objects()
         state["keras"] = {
             "floatx": keras.config.floatx(),
             "epsilon": keras.config.epsilon(),
             "image_data_format": keras.config.image_data_format(),
             "dtype_policy": keras.saving.serialize_keras_object(keras.config.dtype_policy()),
-            "seed": None if seed is None else int(seed),
-            "switches": {name: get_global_attribute(name) for name in ("safe_mode_saving", "interactive_logging")},
+            "switches": {name: get_global_attribute(name) for name in _SWITCHES},
+            "limits": {name: getattr(keras.config, name)() for name in _LIMITS if hasattr(keras.config, name)},
             # what a module registers, it does in the rank too, as it is imported
             "custom": {
                 name: item
@@ -142,8 +144,8 @@ def _restore(state: dict[str, object]) -> None:
         keras.config.set_epsilon(settings["epsilon"])
         keras.config.set_image_data_format(settings["image_data_format"])
         keras.config.set_dtype_policy(keras.saving.deserialize_keras_object(settings["dtype_policy"]))
-        if settings["seed"] is not None:
-            keras.utils.set_random_seed(settings["seed"])
+        for name, value in settings["limits"].items():
+            getattr(keras.config, f"set_{name}")(value)
         for name, value in settings["switches"].items():
             set_global_attribute(name, value)
         for name, item in settings["custom"].items():
@@ -152,8 +154,7 @@ def _restore(state: dict[str, object]) -> None:
                 keras.saving.register_keras_serializable(package, short)(item)
             else:
                 keras.saving.get_custom_objects()[name] = item
-    random.setstate(state["random"])  # pyright: ignore[reportArgumentType]
-    np.random.set_state(state["numpy"])  # pyright: ignore[reportArgumentType]
+    random_states.set_states(cast(Mapping[str, Any], state["random"]), loads=True)
 
 
 def _unsendable(

@@ -28,6 +28,14 @@ class Twice(keras.layers.Layer):
     def call(self, x):
         return 2 * x
 
+def drawn():
+    import torch
+    return np.random.rand(), float(torch.rand(())), float(keras.random.uniform(()))
+
+def ordered():
+    import tensorflow as tf
+    return [int(n) for n in tf.data.Dataset.range(6).shuffle(6)]
+
 def main(first, second=0):
     import torch.distributed
     env = kf.env
@@ -36,15 +44,16 @@ def main(first, second=0):
     torch.distributed.all_gather_object(ranks, me)
     print("shown once", flush=True)
     kept = "mine>Twice" in keras.saving.get_custom_objects()
-    state = (keras.config.dtype_policy().name, np.random.rand())
+    state = (keras.config.dtype_policy().name, drawn(), ordered())
     inner = kf.run(lambda: kf.init(2).size)
     return ranks, first + second, kept, state, (env.get_world_size(), env.process_count(), env.get_node_size()), inner
 
 if __name__ == "__main__":
     keras.utils.set_random_seed(3)
     keras.config.set_dtype_policy("mixed_bfloat16")
+    drawn()
     print(kf.run(main, devices=2, args=(1,), kwargs={"second": 2}))
-    print(np.random.RandomState(3).rand())
+    print((drawn(), ordered()))
 """
     code, out, err = tell(tmp_path, program)
     assert code == 0, err
@@ -53,7 +62,7 @@ if __name__ == "__main__":
     ranks, added, kept, state, sizes, inner = eval(result)
     assert ranks == [(0, 0, (0,), 0), (1, 1, (1,), 1)]
     assert (added, kept, sizes, inner) == (3, True, (2, 2, 1), 2)
-    assert state == ("mixed_bfloat16", float(random)), "as the script set it up beside main"
+    assert state == ("mixed_bfloat16", *eval(random)), "as the script set it up beside main"
 
 
 def test_torch_rank_raises(tmp_path: Path) -> None:
@@ -152,20 +161,26 @@ def test_settings_of_keras_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     class Other(keras.layers.Layer):
         pass
 
-    custom, names = keras.saving.get_custom_objects(), ("safe_mode_saving", "interactive_logging")
+    custom, names = keras.saving.get_custom_objects(), payload._SWITCHES
     before, settings = dict(custom), [get_global_attribute(name) for name in names]
     custom.update({"Own": Own, "Other": Other, "of>Other": Other, "of>Own": Own})
     keras.config.enable_unsafe_deserialization()
     keras.config.disable_interactive_logging()
+    keras.config.disable_flash_attention()
+    keras.config.disable_traceback_filtering()
+    keras.config.set_max_epochs(3)
     try:
         state = payload._keras_state()
         custom.clear()
         for name in names:
             set_global_attribute(name, None)
+        keras.config.set_max_epochs(None)
         payload._restore(state)
         assert custom == {"Own": Own, "Other": Other, "of>Own": Own}
-        assert [get_global_attribute(name) for name in names] == [False, False]
+        assert [get_global_attribute(name) for name in names] == [False] * 4
+        assert keras.config.max_epochs() == 3
     finally:
+        keras.config.set_max_epochs(None)
         custom.clear()
         custom.update(before)
         for name, value in zip(names, settings, strict=True):
