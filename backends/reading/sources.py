@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -88,13 +89,16 @@ class AdapterReader:
             warn(str(each.message), each.category)
         if self.method not in vars(adapter):  # else an adapter of the user's, read before
             whole = getattr(type(adapter), self.method)
-            setattr(adapter, self.method, functools.partial(self._batches, whole, adapter))
+            # weak: a cycle would leave the arrays of a loop to the garbage collector
+            found = weakref.ref(adapter)
+            setattr(adapter, self.method, functools.partial(self._batches, whole, found))
             if hasattr(adapter, "_finite_generator"):
-                adapter._finite_generator = functools.partial(_in_order, adapter)
+                adapter._finite_generator = functools.partial(_in_order, found)
         return adapter
 
-    def _batches(self, whole: Callable[..., Any], adapter: Any, *args: object, **kwargs: object) -> object:
+    def _batches(self, whole: Callable[..., Any], found: Callable[[], Any], *args: object, **kwargs: object) -> object:
         """The batches of an adapter; asked for in each epoch."""
+        adapter = found()
 
         def in_order(adapter: Any) -> object:
             is_ordered = type(adapter).__name__ == "ArrayDataAdapter" and row_order.shuffles(adapter)
@@ -104,8 +108,9 @@ class AdapterReader:
         return in_order(adapter) if part is None else self.loader(part, in_order, adapter)
 
 
-def _in_order(adapter: Any) -> Iterable:
+def _in_order(found: Callable[[], Any]) -> Iterable:
     """The batches of an adapter of a PyDataset that has no workers."""
+    adapter = found()
     if row_order.dataset_shuffles(adapter):
         return row_order.batches_of_dataset(adapter)
     return type(adapter)._finite_generator(adapter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter
 
-from keras_flow.backends.reading import loaders, process_rows, py_datasets, tf_data
+from keras_flow.backends.reading import loaders, process_rows, py_datasets, sources, tf_data
 from keras_flow.backends.reading.batch_watch import PartOfRows
 from keras_flow.backends.reading.process_rows import ArrayBatches, ProcessRows, ReadingEngine, one_ahead
 from keras_flow.errors import FlowError, FlowWarning
@@ -414,3 +415,17 @@ def test_the_garbage_collector_waits_for_no_reading() -> None:
     waits = collects.is_alive()
     goes_on.set()
     assert not waits
+
+
+def test_a_loop_lets_its_data_go() -> None:
+    """At once: a cycle of references would keep the arrays of each loop until the garbage collector comes."""
+    reader = sources.AdapterReader("get_numpy_iterator", lambda _: None, lambda *_: None, lambda whole, it: whole(it))
+    gc.disable()
+    try:
+        adapter = reader.made(None, array_data_adapter.ArrayDataAdapter, X, batch_size=BATCH)
+        assert len(list(adapter.get_numpy_iterator())) == -(-ROWS // BATCH)
+        left = weakref.ref(adapter)
+        del adapter
+        assert left() is None
+    finally:
+        gc.enable()
