@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -35,7 +36,8 @@ _LOST_NEIGHBOUR = re.compile(
 )
 #: what a terminal does not show: styles, movements of the cursor, blanks
 _INVISIBLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\s\b]")
-_WAITED_TOO_LONG = re.compile(r"[Tt]imed out|wait timeout|TimeoutError")
+_WAITING_MODULES = {"keras_flow", "keras", "jaxlib", *(each.module for each in ENGINES.values() if each.trains)}
+_WAITED_TOO_LONG = re.compile(r"[Tt]imed out|wait timeout|TimeoutError|^SilentProcess")
 
 
 class RankError(LaunchError):
@@ -94,6 +96,7 @@ class Failure:
         left: whether it called `sys.exit`: a status for the caller, without a traceback.
         silent: the process that did not answer this one in time. 0 where none is known: process 0 asks all others,
             which wait for process 0 alone.
+        waits: whether it may come of waiting for another process: an engine or keras_flow raised it.
     """
 
     time: float
@@ -102,16 +105,17 @@ class Failure:
     exit_code: int = 1
     left: bool = False
     silent: int = 0
+    waits: bool = True
 
     @property
     def lost_neighbour(self) -> bool:
         """Whether the exception is that of a rank that lost the connection to another one."""
-        return bool(_LOST_NEIGHBOUR.search(self.summary))
+        return self.waits and bool(_LOST_NEIGHBOUR.search(self.summary))
 
     @property
     def waited_too_long(self) -> bool:
         """Whether the exception is that of a rank that waited too long for another one."""
-        return bool(_WAITED_TOO_LONG.search(self.summary))
+        return self.waits and bool(_WAITED_TOO_LONG.search(self.summary))
 
 
 def record(folder: JobFolder, rank: int, error: BaseException, exit_code: int = 1) -> None:
@@ -123,11 +127,26 @@ def record(folder: JobFolder, rank: int, error: BaseException, exit_code: int = 
         exit_code=exit_code,
         left=isinstance(error, SystemExit),
         silent=error.process if isinstance(error, SilentProcess) else 0,
+        waits=_may_wait(error),
     )
     target = folder.failure(rank)
     written = target.with_suffix(".new")
     written.write_text(json.dumps(asdict(failure)), encoding="utf-8")
     os.replace(written, target)  # the launcher never sees half a file
+
+
+def _may_wait(error: BaseException) -> bool:
+    """Whether an engine or keras_flow raised an error, and not a program that a server of its own kept waiting."""
+    text = str(error)
+    # what a worker that reads data raised, or a function that a pipeline called, is raised again by the engine
+    if "Traceback (most recent call last)" in text or "DataLoader" in text:
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    within = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    raised = [type(error).__module__.partition(".")[0]]
+    raised += [name for name in within if name not in sys.stdlib_module_names][-1:]
+    # gloo raises a plain error where the program itself waits for an operation
+    return "gloo" in text.lower() or not _WAITING_MODULES.isdisjoint(raised)
 
 
 def _summary(error: BaseException) -> str:

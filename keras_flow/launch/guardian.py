@@ -1,9 +1,10 @@
 """A small process that ends the ranks when the process that launched them is gone, even if that was killed.
 
 It runs as a script without the site packages, so that it starts in milliseconds. Its argument is the job's private
-folder. It reads process groups from its standard input, one a line. If the input ends without the line `done`, the
-launcher has died: then every group is killed and the folder removed. A group has all processes that its ranks started.
-Ranks that are stopped or hang are killed too, which a watcher inside the rank could not do.
+folder. It reads process groups from its standard input, one a line; one with a minus sign is left alone again. If the
+input ends without the line `done`, the launcher has died: then every group is killed and the folder removed. A group
+has all processes that its ranks started. Ranks that are stopped or hang are killed too, which a watcher inside the rank
+could not do.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ def main() -> None:
     for line in sys.stdin:
         if line.strip() == "done":
             return
-        groups.append(int(line))
+        number = int(line)
+        groups.append(number) if number > 0 else groups.remove(-number)
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)

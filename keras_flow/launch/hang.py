@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
 
+from keras_flow.backends import engines
 from keras_flow.backends.engines import ENGINES
 from keras_flow.launch.folder import JobFolder
-from keras_flow.launch.processes import RankProcess
+from keras_flow.launch.processes import RankProcess, cpu_seconds
 
 #: a rank that uses less than this share of one core makes no progress: it sleeps, is stopped, or waits
 _IDLE_SHARE = 0.03
 
+#: the engines that wait for other processes, and the folder of keras_flow's part of them (a link, in a checkout)
+_WAITING_ENGINES = [engine for engine in ENGINES.values() if engine.trains]
+_BACKENDS = re.escape(os.path.dirname(engines.__file__))
 #: frames of a rank that waits for other ranks
-_WAITING = re.compile(r"torch/distributed|backends/\w+/processes")
+_WAITING = re.compile(rf"-packages/torch/distributed|{_BACKENDS}/\w+/processes")
 #: the innermost frame of a rank that waits inside an engine, where it calls into compiled code
-_INSIDE_ENGINE = re.compile("|".join(rf"/{engine.module}/|/backends/{engine.name}/" for engine in ENGINES.values()))
+_INSIDE_ENGINE = re.compile(
+    "|".join(rf"-packages/{each.module}/|{_BACKENDS}/{each.name}/" for each in _WAITING_ENGINES)
+)
 
 #: innermost frames in which to look for these
 _INNER_FRAMES = 8
@@ -43,12 +50,11 @@ class HangWatch:
         if passed < min(1.0, self._timeout / 5):
             return False
         self._looked = now
-        for process in running:
-            used = process.cpu_seconds()
-            # a rank whose children have left counts less than before: that is also a sign of life
-            if abs(used - self._used.get(process.rank, 0.0)) > _IDLE_SHARE * passed:
-                self._alive = now
-            self._used[process.rank] = used
+        used = cpu_seconds(running)
+        # a rank whose children have left counts less than before: that is also a sign of life
+        if any(abs(used[rank] - self._used.get(rank, 0.0)) > _IDLE_SHARE * passed for rank in used):
+            self._alive = now
+        self._used = used
         return now - self._alive > self._timeout
 
 

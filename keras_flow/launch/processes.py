@@ -144,15 +144,22 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    def cpu_seconds(self) -> float:
-        """Processor time that the rank and its children have used."""
-        total = 0.0
-        with contextlib.suppress(psutil.Error):
-            own = psutil.Process(self.pid)
-            for process in (own, *own.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    total += sum(process.cpu_times()[:2])
-        return total
+
+def cpu_seconds(ranks: Sequence[RankProcess]) -> dict[int, float]:
+    """Processor time that each rank and its children have used, by one look at the processes of this host."""
+    ranks_by_pid = {each.pid: each.rank for each in ranks}
+    above = {process: process.info["ppid"] for process in psutil.process_iter(["ppid"])}
+    parents = {process.pid: parent for process, parent in above.items()}
+    used = dict.fromkeys(ranks_by_pid.values(), 0.0)
+    for process in above:
+        pid, passed = process.pid, set[int]()
+        while pid in parents and pid not in ranks_by_pid and pid not in passed:
+            passed.add(pid)
+            pid = parents[pid]
+        if pid in ranks_by_pid:
+            with contextlib.suppress(psutil.Error):
+                used[ranks_by_pid[pid]] += sum(process.cpu_times()[:2])
+    return used
 
 
 class Ranks:
@@ -205,6 +212,13 @@ class Ranks:
         process = RankProcess(rank, command, env, shown)
         self.processes.append(process)
         self._tell_guardian(str(process.pid))
+
+    def forget(self, process: RankProcess) -> None:
+        """End what a process that has left had started; the system may give its number to a stranger's later."""
+        process.send_group(signal.SIGKILL)
+        process.output.finish(OUTPUT_SECONDS)
+        self.processes.remove(process)
+        self._tell_guardian(str(-process.pid))
 
     def running(self) -> list[RankProcess]:
         """The ranks that have not left."""

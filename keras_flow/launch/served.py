@@ -125,6 +125,7 @@ def launch(
                 if ended is None or now[0].poll() is not None:
                     continue
                 how = left_how(ended)
+                serving.forget(process)
                 words = process.output.kept()
                 words = f"\nIts output:\n{failure.tail(words)}" if words else ""
                 if number > workers:

@@ -100,14 +100,26 @@ def test_the_status_of_a_process_that_leaves_the_others_in_a_collective(tmp_path
 
 def test_rank_that_lost_its_neighbour_is_not_blamed(tmp_path: Path) -> None:
     text = (
-        "if rank == 0: raise RuntimeError('Connection closed by peer [127.0.0.1]:1')\n"
+        "if rank == 0: raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1')\n"
         "time.sleep(.3)\nif rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(99)"
     )
     assert fail(tmp_path, text).rank == 1
 
 
+@pytest.mark.parametrize("raised", ["TimeoutError('the server timed out')", "ConnectionResetError('Connection reset')"])
+def test_a_server_of_the_programs_that_does_not_answer_is_no_rank_that_hangs(tmp_path: Path, raised: str) -> None:
+    text = f"def asks():\n    raise {raised}\nif rank == 1: asks()\ntime.sleep(99)"
+    error = fail(tmp_path, text, ranks=2)
+    assert error.rank == 1
+    assert f"rank 1 of 2 failed: {raised.partition('(')[0]}: " in str(error)
+    assert "in asks" in error.details
+
+
 def test_early_exit_is_blamed_for_the_connection_that_others_lost(tmp_path: Path) -> None:
-    text = "if rank == 1: sys.exit(0)\ntime.sleep(1)\nraise RuntimeError('Connection closed by peer')"
+    text = (
+        "if rank == 1: sys.exit(0)\ntime.sleep(1)\n"
+        "raise RuntimeError('[gloo/transport/tcp/pair.cc:534] Connection closed by peer')"
+    )
     error = fail(tmp_path, text)
     assert (error.rank, error.exit_code) == (1, 0)
     assert "rank 1 of 3 left early with exit code 0" in str(error)
