@@ -303,7 +303,7 @@ def wait_for(key: str, process: int, seconds: float | None = None, what: str = "
             except joining.SilentProcess as error:
                 if time.monotonic() >= until:
                     count = engine.world().process_count
-                    raise joining.SilentProcess(process, count, seconds, error.__cause__ or error) from error
+                    raise joining.SilentProcess(process, count, seconds, error.__cause__ or error) from error.__cause__
             tell()
             if found := whereabouts.verdict(meeting):
                 raise found.to_raise()

@@ -13,11 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from keras_flow import settings
 from keras_flow.current.processes import Processes
 from keras_flow.errors import FlowError
+
+Result = TypeVar("Result")
 
 #: seconds that everything which waits for other processes may take, unless KERAS_FLOW_TIMEOUT says so; the engines' own
 DEFAULT_TIMEOUT = 1800.0
@@ -118,6 +120,7 @@ class SilentProcess(FlowError):
             "run the same program: look for a branch that only some of them take."
         )
         self.process = process
+        self.__cause__ = error
 
 
 class LostStore(FlowError):
@@ -166,16 +169,28 @@ def own_address(processes: Processes) -> str:
     Raises:
         FlowError: the coordinator's name is not known within the time in which processes join.
     """
+
+    def address() -> str:
+        with socket.socket(family_of(processes.host), socket.SOCK_DGRAM) as probe:
+            probe.connect((processes.host, processes.port))  # of datagrams: nothing is sent
+            return probe.getsockname()[0]
+
     seconds = joining_seconds()
+    try:
+        return once_known(address, seconds, OSError)
+    except OSError as error:
+        raise FlowError(cannot_join(processes, seconds, error)) from error
+
+
+def once_known(ask: Callable[[], Result], seconds: float, unknown: type[OSError] = socket.gaierror) -> Result:
+    """What a function returns that needs the name of a host, which may get it later than its programs start."""
     until = time.monotonic() + seconds
     while True:
         try:
-            with socket.socket(family_of(processes.host), socket.SOCK_DGRAM) as probe:
-                probe.connect((processes.host, processes.port))  # of datagrams: nothing is sent
-                return probe.getsockname()[0]
-        except OSError as error:  # a host that starts as others do may get its name later
+            return ask()
+        except unknown:
             if time.monotonic() > until:
-                raise FlowError(cannot_join(processes, seconds, error)) from error
+                raise
             time.sleep(_WAIT_SECONDS)
 
 
@@ -195,7 +210,7 @@ def check_port(processes: Processes) -> None:
     with socket.socket(family_of(processes.host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((processes.host, processes.port))
+            once_known(lambda: probe.bind((processes.host, processes.port)), joining_seconds())
         except OSError as error:
             raise FlowError(
                 f"process 0 cannot listen at {processes.coordinator}, the coordinator's address: {error.strerror}. "

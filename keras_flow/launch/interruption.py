@@ -17,9 +17,9 @@ from keras_flow.units import numbered
 _WHOLE = "each file is whole, the old one or the new"
 
 
-def of_a_rank(folder: JobFolder, running: Sequence[RankProcess]) -> int:
+def of_a_rank(folder: JobFolder, processes: Sequence[RankProcess]) -> int:
     """The signal by which one rank was asked to end, where it has `kf.on_preemption`; 0 where none was."""
-    for process in running:
+    for process in processes:
         try:
             return int(folder.asked(process.rank).read_text() or 0)
         except FileNotFoundError:

@@ -82,7 +82,7 @@ def launch(job: Job, folder: JobFolder) -> None:
                 _run(job, folder, nodes, interrupts, attempt, token)
                 return
             except RankError as error:
-                if attempt == job.restarts or isinstance(error, Interruption):
+                if attempt == job.restarts or isinstance(error, Interruption) or nodes.lost:
                     raise
                 print(f"keras-flow: {error}\nkeras-flow: restart {attempt + 1} of {job.restarts}", file=sys.stderr)
                 folder.clear()
@@ -158,7 +158,7 @@ def _log_folder(job: Job, local: int) -> str:
 def _watch(job: Job, folder: JobFolder, ranks: Ranks, interrupts: Interrupts, nodes: Nodes) -> None:
     watch, stops = hang.HangWatch(job.timeout), hang.StopWatch()
     while running := ranks.running():
-        if number := interruption.of_a_rank(folder, running):
+        if number := interruption.of_a_rank(folder, ranks.processes):
             interrupts.note(number)
         interrupts.check()
         if first := _first_failure(folder, ranks.processes):

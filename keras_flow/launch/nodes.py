@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from keras_flow.current import joining
 from keras_flow.current.channel import Channel, Listener, connect
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import LaunchError
@@ -26,6 +27,7 @@ from keras_flow.launch.job import Job
 _ALIVE_SECONDS = 1.0
 #: seconds without a sign of life after which a host is gone
 _GONE_SECONDS = 6.0
+_SILENT = f"no sign of life for {_GONE_SECONDS:g} s"
 #: seconds of waiting for other hosts after which host 0 says for whom it waits
 _SAYING_SECONDS = 10.0
 #: seconds that host 0 leaves the others to hear of the end
@@ -38,6 +40,7 @@ class Nodes(ABC):
     Attributes:
         names: host names by node, as far as they are known.
         left: ranks of the other hosts whose program has come to its end.
+        lost: hosts that are gone: no attempt can begin any more.
     """
 
     def __init__(self, job: Job):
@@ -48,7 +51,7 @@ class Nodes(ABC):
         self._channels: dict[int, Channel] = {}
         self._silent: dict[int, float] = {}
         self._done: set[int] = set()
-        self._lost: set[int] = set()
+        self.lost: set[int] = set()
         self._looked = 0.0
         self._failure: LaunchError | None = None
         self._telling = threading.Lock()
@@ -88,7 +91,7 @@ class Nodes(ABC):
                     self._lose(node, str(error))
         for node, seconds in self._silent.items():
             if node not in self._done and seconds > _GONE_SECONDS:
-                self._lose(node, f"no sign of life for {_GONE_SECONDS:g} s")
+                self._lose(node, _SILENT)
         if self._failure is not None:
             raise self._failure
 
@@ -105,7 +108,8 @@ class Nodes(ABC):
     def done(self) -> None:
         """Say that all processes of this host have left well."""
         self._done.add(self.job.node)
-        self._tell({"done": True})
+        if self.job.node or self.all_done():  # host 0 says it of all
+            self._tell({"done": True})
 
     def all_done(self) -> bool:
         """Whether the processes of every host have left well."""
@@ -121,8 +125,9 @@ class Nodes(ABC):
     def _take(self, node: int, message: dict[str, Any]) -> None:
         if "failed" in message:
             self._failure = _as_error(message["failed"])
+            self.lost.update(message.get("lost", ()))
         elif "left" in message:
-            self.left.update(map(int, message["left"]))
+            self.left.update({*map(int, message["left"])} - self._said_left)
         elif "done" in message:
             self._done.add(node)
         elif "names" in message:
@@ -138,7 +143,7 @@ class Nodes(ABC):
         while not self._leaving.wait(_ALIVE_SECONDS):
             self._tell({"alive": True})
 
-    def _lose(self, node: int, why: str) -> None:
+    def _lose(self, node: int, why: str) -> LaunchError:
         name = self.names.get(node, "?")
         first, last = node * self.job.processes, (node + 1) * self.job.processes - 1
         error = RankError(
@@ -147,9 +152,10 @@ class Nodes(ABC):
             first,
         )
         self._done.add(node)
-        self._lost.add(node)
+        self.lost.add(node)
         self._failure = self._failure or error
-        self._tell({"failed": _as_message(error)}, but=node)
+        self._tell({"failed": _as_message(error), "lost": [node]}, but=node)
+        return self._failure
 
 
 class NoOtherNodes(Nodes):
@@ -167,6 +173,7 @@ class FirstNode(Nodes):
         super().__init__(job)
         self._token = token
         self._ready: set[int] = set()
+        self._passed_on: set[int] = set()
 
     def _meet(self) -> None:
         """Wait for all hosts.
@@ -174,11 +181,11 @@ class FirstNode(Nodes):
         Raises:
             LaunchError: one cannot listen at the address, a host does not come in time, or differs from this one.
         """
-        job = self.job
-        assert job.port is not None
+        job, port = self.job, self.job.port
+        assert port is not None
         facts, until = job.facts(), time.monotonic() + job.meeting_seconds
         try:
-            listener = Listener(job.host, job.port, self._token)
+            listener = joining.once_known(lambda: Listener(job.host, port, self._token), job.meeting_seconds)
         except OSError as error:
             raise LaunchError(
                 f"keras-flow launch cannot listen at {job.host}:{job.port}, where the hosts meet: {error.strerror}. "
@@ -213,6 +220,7 @@ class FirstNode(Nodes):
                         self._ready.add(node)
             except ConnectionError:
                 del self._channels[node]
+                self._ready.discard(node)
         return self._channels
 
     def begin(self, port: int) -> int:
@@ -225,13 +233,16 @@ class FirstNode(Nodes):
             name = self.names[node]
             while node not in self._ready:
                 try:
-                    message = channel.receive(max(0.01, until - time.monotonic()))
+                    message = channel.receive(_GONE_SECONDS) or channel.receive(0.1)
                 except ConnectionError as error:
                     raise LaunchError(f"host {node} ({name}) left the job before it was ready ({error}).") from error
                 if message is None:
+                    self._failure = None  # of the attempt before
+                    raise self._lose(node, _SILENT)
+                if time.monotonic() > until:
                     raise LaunchError(f"host {node} ({name}) is not ready to begin.")
                 self._take(node, message)
-                _raise_interruption(message)
+                _raise_end(message)
         self._ready.clear()
         self._begin_anew()
         self._failure = None
@@ -264,14 +275,27 @@ class FirstNode(Nodes):
         if "ready" in message:
             # a host that is quicker says it right behind "failed", and one look reads both
             self._ready.add(node)
-        if "failed" in message or "done" in message or "left" in message:
+        if "left" in message:
+            self._passed_on.update(message["left"])
+        if "failed" in message:
             self._tell({**message, "node": node}, but=node)
+        elif "done" in message and self.all_done():
+            self._tell({"done": True})
+
+    def look(self) -> None:
+        """Read what the other hosts said, and pass it on at once."""
+        try:
+            super().look()
+        finally:
+            if self._passed_on:
+                self._tell({"left": sorted(self._passed_on)})
+                self._passed_on.clear()
 
     def __exit__(self, *_: object) -> None:
         # it passes on what the others say: it leaves last, or after a short while
         until = time.monotonic() + _PARTING_SECONDS
         for node, channel in self._channels.items():
-            if node in self._lost:
+            if node in self.lost:
                 continue
             with contextlib.suppress(ConnectionError):
                 while channel.receive(max(0.0, until - time.monotonic())) is not None:
@@ -292,9 +316,9 @@ def _say_missing(missing: list[int], job: Job) -> None:
     )
 
 
-def _raise_interruption(message: dict[str, Any]) -> None:
-    """Raise the error of a job that another host was asked to end; other failures are of the attempt before."""
-    if "signal" in message.get("failed", {}):
+def _raise_end(message: dict[str, Any]) -> None:
+    """Raise the error of a job that lost a host, or was asked to end; other failures are of the attempt before."""
+    if "lost" in message or "signal" in message.get("failed", {}):
         raise _as_error(message["failed"])
 
 
@@ -333,14 +357,17 @@ class OtherNode(Nodes):
         until = time.monotonic() + self.job.meeting_seconds + _GONE_SECONDS
         while True:
             try:
-                message = self._channels[0].receive(max(0.01, until - time.monotonic()))
+                message = self._channels[0].receive(_GONE_SECONDS) or self._channels[0].receive(0.1)
             except ConnectionError as error:
                 raise LaunchError(f"host 0 at {self.job.host}:{self.job.port} ended the job ({error}).") from error
             if message is None:
+                raise self._lose(0, _SILENT)
+            if time.monotonic() > until:
                 raise LaunchError(f"host 0 at {self.job.host}:{self.job.port} did not begin the job in time.")
             if "refused" in message:
                 raise LaunchError(f"host 0 does not begin the job: {message['refused']}")
-            _raise_interruption(message)
+            self.lost.update(message.get("lost", ()))
+            _raise_end(message)
             if "begin" in message:
                 self._take(0, message)
                 return int(message["begin"])
@@ -348,6 +375,8 @@ class OtherNode(Nodes):
     def _take(self, node: int, message: dict[str, Any]) -> None:
         # what host 0 passes on is of another host
         super()._take(int(message.get("node", node)), message)
+        if "done" in message:
+            self._done.update(range(self.job.nodes))
 
 
 def nodes_of(job: Job, token: bytes) -> Nodes:

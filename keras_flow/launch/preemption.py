@@ -271,6 +271,7 @@ def on_preemption(callback: Callable[[], object], signals: Sequence[str] = SIGNA
         raise FlowError(f"kf.on_preemption takes a function without arguments, got {callback!r}")
     if _point is not None:
         raise FlowError("kf.on_preemption was called before in this program; do both things in one callback")
+    signals = (signals,) if isinstance(signals, str) else signals
     if unknown := set(signals) - set(SIGNALS):
         raise FlowError(f"kf.on_preemption: legal signals are {' and '.join(SIGNALS)}, got {', '.join(unknown)}")
     point = PreemptionPoint(callback, signals)

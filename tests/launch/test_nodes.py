@@ -1,13 +1,17 @@
 """Jobs on several hosts, here several launchers on one: they begin together and end together."""
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -162,6 +166,73 @@ def test_all_hosts_start_again(tmp_path: Path) -> None:
     for _, out, err in outputs:
         assert len(re.findall("attempt 1", out)) == 2
         assert "restart 1 of 1" in err
+
+
+def test_no_attempt_begins_without_a_host(tmp_path: Path) -> None:
+    """A rank fails while another host is silent: its launcher would be waited for, whether processes may restart."""
+    fails = "if rank == 0:\n    while not os.path.exists(f'{sys.argv[1]}/go'): time.sleep(0.1)\n    sys.exit(3)\n"
+    script, at = programs.write(tmp_path, WAITS + fails + "time.sleep(99)"), port()
+    options = ["--max_restarts", "2", "--timeout", "60", "--", str(tmp_path)]
+    launchers = [node(script, number, at, *options, nodes=3) for number in (0, 1, 2)]
+    programs.wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(6)))
+    launchers[1].send_signal(signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    began = time.monotonic()
+    try:
+        for launcher in (launchers[0], launchers[2]):
+            code, _, err = programs.finish(launcher, 30)
+            assert code != 0 and "with ranks 2 to 3 is gone: no sign of life for 6 s" in err, err
+        assert time.monotonic() - began < 15
+    finally:
+        launchers[1].send_signal(signal.SIGCONT)
+    assert programs.finish(launchers[1])[0] != 0
+
+
+def test_the_name_of_the_first_host_may_be_known_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a pod, which runs before its name is published."""
+    stock, asked = socket.create_server, []
+
+    def create(address: tuple[str, int], **options: Any) -> socket.socket:
+        asked.append(address)
+        if len(asked) == 1:
+            raise socket.gaierror(-2, "Name or service not known")
+        return stock(("127.0.0.1", address[1]), **options)
+
+    monkeypatch.setattr(socket, "create_server", create)
+    at = port()
+    job = Job(1, ["true"], 60.0, nodes=2, node=0, host="job-host-0-0.job", port=at)
+    with ThreadPoolExecutor(2) as threads, nodes_of(job, b"a secret") as first:
+        begun = threads.submit(first.begin, 4000)
+        with nodes_of(replace(job, node=1, host="127.0.0.1"), b"a secret") as other:
+            assert other.begin(0) == begun.result(20) == 4000
+    assert len(asked) == 2
+
+
+def test_host_0_says_of_all_at_once_what_the_others_did() -> None:
+    """What it passes on grows with the hosts, not with their square."""
+    at = port()
+    jobs = [Job(1, ["true"], 60.0, nodes=4, node=number, host="127.0.0.1", port=at) for number in range(4)]
+    sent: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(4) as threads, contextlib.ExitStack() as stack:
+        hosts = [stack.enter_context(nodes_of(job, b"a secret")) for job in jobs]
+        assert [each.result(20) for each in [threads.submit(host.begin, 4000) for host in hosts]] == [4000] * 4
+        stock = nodes.Channel.send
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nodes.Channel, "send", lambda self, said: (sent.append(said), stock(self, said))[1])
+            for host in hosts[1:]:
+                host.left_well([host.job.first])
+                host.done()
+            time.sleep(0.5)
+            hosts[0].look()
+            hosts[0].left_well([0])
+            hosts[0].done()
+            time.sleep(0.5)
+            for host in hosts[1:]:
+                host.look()
+        assert all(host.all_done() for host in hosts)
+        assert [host.left for host in hosts] == [{1, 2, 3}, {0, 2, 3}, {0, 1, 3}, {0, 1, 2}]
+    told = [said for said in sent if "alive" not in said]
+    assert len(told) == 6 + 3 + 3 + 3, told
 
 
 def test_a_host_that_is_quicker_to_start_again() -> None:

@@ -109,3 +109,25 @@ def test_a_store_that_fails_is_asked_a_few_times_and_named(failures: int) -> Non
     with pytest.raises(joining.LostStore, match=r"store, which process 0 keeps, failed .*'at/1' \(UNAVAILABLE: Conn"):
         text()
     assert len(asked) == 3
+
+
+def test_the_name_of_the_first_process_may_be_known_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock, asked = socket.socket.bind, []
+
+    class Later(socket.socket):
+        def bind(self, address: object) -> None:
+            asked.append(address)
+            if len(asked) == 1:
+                raise socket.gaierror(-2, "Name or service not known")
+            stock(self, ("127.0.0.1", 0))
+
+    monkeypatch.setattr(joining.socket, "socket", Later)
+    joining.check_port(Processes(count=2, host="pod-0.job", port=4711))
+    assert len(asked) == 2
+
+
+def test_the_cause_of_a_silent_process_is_said_once() -> None:
+    """Waits in pieces raise an error of their own for the error of a piece."""
+    inner = joining.SilentProcess(1, 3, 1.0, TimeoutError("nothing was written"))
+    outer = joining.SilentProcess(1, 3, 30.0, inner.__cause__ or inner)
+    assert str(outer).startswith("process 1 of 3 did not answer within 30 s (nothing was written). Every process")
