@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from keras_flow.backends.engine_records import TraceEvent
@@ -107,7 +109,9 @@ def _collectives(found: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, dict
     steps = [(event, int(match[1])) for event in found if (match := _STEP.match(event.name))]
     layers = [(event, ("layer", match[1])) for event in found if (match := _LAYER.match(event.name))]
     layers += [(event, _layers(match[1])) for event in found if (match := _GRADIENTS.match(event.name))]
-    runs = _runs(found)
+    runs, step_of = _runs(found), _innermost(steps)
+    lanes = {outer.lane for outer, _ in layers}
+    layer_of = {lane: _innermost([pair for pair in layers if pair[0].lane == lane]) for lane in lanes}
     for event in found:
         if event.collective is None:
             continue
@@ -115,11 +119,11 @@ def _collectives(found: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, dict
         lane, time = event.origin or (event.lane, event.begin)
         run = facts.get("run_id")
         # a program is started before it runs: where the engine numbers its runs that is the step
-        step = runs.get((event.rank, run)) if run is not None else _around(time, steps)
+        step = runs.get((event.rank, run)) if run is not None else step_of(time)
         if step is not None:
             facts["step"] = step
         if "layer" not in facts and "layers" not in facts:
-            whose = _around(time, [(outer, value) for outer, value in layers if outer.lane == lane])
+            whose = layer_of[lane](time) if lane in layer_of else None
             facts |= dict([whose] if whose is not None else [])
         yield event, facts
 
@@ -143,7 +147,24 @@ def _runs(found: Sequence[TraceEvent]) -> dict[tuple[int | None, object], int]:
     return numbers
 
 
-def _around(time: float, ranges: Sequence[tuple[TraceEvent, T]]) -> T | None:
-    """Return the value of the innermost range around a time; None where there is no such range."""
-    around = [(outer.duration, value) for outer, value in ranges if outer.begin <= time <= outer.begin + outer.duration]
-    return min(around, key=lambda pair: pair[0])[1] if around else None
+def _innermost(ranges: Sequence[tuple[TraceEvent, T]]) -> Callable[[float], T | None]:
+    """A function that returns the value of the innermost range around a time; None where there is no such range.
+
+    Ranges nest, as those of a thread do.
+    """
+    times, around = [-math.inf], list[tuple[float, T]]()
+    values: list[T | None] = [None]
+
+    def close(until: float) -> None:
+        while around and around[-1][0] <= until:
+            times.append(min(math.nextafter(around.pop()[0], math.inf), until))
+            values.append(around[-1][1] if around else None)
+
+    for outer, value in sorted(ranges, key=lambda pair: (pair[0].begin, -pair[0].duration)):
+        close(outer.begin)
+        end = outer.begin + outer.duration
+        around.append((min(end, around[-1][0]) if around else end, value))
+        times.append(outer.begin)
+        values.append(value)
+    close(math.inf)
+    return lambda time: values[bisect.bisect_right(times, time) - 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from keras_flow.backends.engine_records import TraceEvent
 from keras_flow.timeline import merge
 
@@ -63,6 +65,20 @@ def test_a_collective_has_its_step_and_its_layer() -> None:
     assert [event["name"] for event in found] == ["all_reduce", "all_reduce"]
     assert found[0]["args"] == {"event": "gloo:all_reduce", "bytes": 64, "step": 2, "layer": "model/up"}
     assert found[1]["args"] == {"event": "gloo:all_reduce", "step": 2}
+
+
+@pytest.mark.timeout(60)
+def test_many_collectives_find_their_layers_at_once() -> None:
+    count = 10_000
+    found = collectives(
+        TraceEvent(0, "t", "layer m", 0.0, 10.0 * count),
+        *(TraceEvent(0, "t", f"layer m/{at}", 10.0 * at, 9.0) for at in range(count)),
+        *(TraceEvent(0, "t", "gloo:all_reduce", 10.0 * at + 5, 0.5, {}, "all_reduce") for at in range(count)),
+        TraceEvent(0, "t", "gloo:all_reduce", 9.5, 0.1, {}, "all_reduce"),
+        TraceEvent(0, "t", "gloo:all_reduce", 10.0 * count + 1, 0.1, {}, "all_reduce"),
+    )
+    layers = [event["args"].get("layer") for event in found]
+    assert layers == ["m/0", "m", *(f"m/{at}" for at in range(1, count)), None]
 
 
 def test_a_collective_belongs_to_what_caused_it() -> None:
