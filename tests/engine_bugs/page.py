@@ -15,17 +15,17 @@ ENGINES = {"jax": "JAX", "tensorflow": "TensorFlow", "torch": "PyTorch"}
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parents[1] / "docs" / "engine-bugs.md"
 
-_HEAD = """# Bugs of the engines that keras_flow goes around
+_HEAD = """# Bugs of the engines that keras_flow works around
 
-`tests/engine_bugs/` reproduces each bug in a few lines of the plain engine. Its test fails when the engine has mended
-the bug. The code that goes around it can then be dropped. `python -m tests.engine_bugs.page` writes this page.
+`tests/engine_bugs/` reproduces each bug in a few lines of the plain engine. Its test fails when the engine has fixed
+the bug. The code that works around it can then be dropped. `python -m tests.engine_bugs.page` writes this page.
 """
 
 _KNOWN = """
 ## Engines that differ on one device
 
-A distribution has the numbers of one device of its engine, so it keeps these differences. `keras-flow compare` names
-those that fit a program (`keras_flow/compare/known_differences.py`).
+They show without keras_flow. A distribution has the numbers of one device of its engine, so it keeps them.
+`keras-flow compare` names those that fit a program (`keras_flow/compare/known_differences.py`).
 """
 
 
