@@ -32,18 +32,12 @@ def boxing(
     target_ranks: Annotated[str, typer.Option(help="Ranks after; default as before.")] = "",
     dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
     ranks_per_host: Annotated[int | None, count("Minimise the time on hosts that have this many ranks each.")] = None,
-    inside: Annotated[
-        str | None, typer.Option(help=f"Link inside a host: latency in s, bandwidth in bytes/s; default: {_INSIDE}.")
-    ] = None,
-    between: Annotated[
-        str | None, typer.Option(help=f"A host's link to the others, likewise; default: {_BETWEEN}.")
-    ] = None,
+    inside: Annotated[str | None, typer.Option(help=f"Link in a host: seconds,bytes/s; default: {_INSIDE}.")] = None,
+    between: Annotated[str | None, typer.Option(help=f"Its link to others, likewise; default: {_BETWEEN}.")] = None,
     measured: Annotated[
         Path | None, typer.Option(help="Minimise time on this host, by `keras-flow doctor --bandwidth --json > FILE`.")
     ] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="The engine whose links of that file count; default: torch.")
-    ] = None,
+    backend: Annotated[str | None, typer.Option(help="Whose links of that file count; default: torch.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan's JSON form.")] = False,
     rank: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Print the part of one rank: ranges and partners.")

@@ -64,9 +64,7 @@ def launch(
             help="Write output to files of LOGDIR, and show none.",
         ),
     ] = False,
-    logdir: Annotated[
-        Path | None, typer.Option(help="Folder for --redirect and --tee; default: log.", show_default=False)
-    ] = None,
+    logdir: Annotated[Path | None, typer.Option(help="Folder for --redirect and --tee; default: log.")] = None,
     tee: Annotated[
         bool, typer.Option("--tee", help="Write output to LOGDIR, and show every line with its rank.")
     ] = False,
