@@ -14,8 +14,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import MethodType
-from typing import TYPE_CHECKING
+from types import MethodType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -68,12 +68,15 @@ def place(model: keras.Model) -> None:
         if "update_state" in vars(metric) or not is_of_keras(method, "metrics"):
             continue
         if type(metric) is keras.metrics.Mean:
-            when, replacement = functools.partial(step_of_number, metric), update_mean
+            when, replacement = step_of_number, update_mean
         elif list(inspect.signature(method).parameters)[:2] == ["y_true", "y_pred"]:
             when, replacement = outside_of_layers, update_one
         else:
             continue
-        wrap(metric, "update_state", Hook("keras.Metric", "update_state", replacement, "", when))
+        of_class = SimpleNamespace(update_state=type(metric).update_state)
+        hooked = wrap(of_class, "update_state", Hook("keras.Metric", "update_state", replacement, "", when))
+        # a method, which copies of the metric take as their own; not by `setattr`, where Keras looks for variables
+        vars(metric)["update_state"] = MethodType(hooked, metric)
 
 
 def outside_of_layers(*args: object, **kwargs: object) -> RunningStep | None:
@@ -83,18 +86,21 @@ def outside_of_layers(*args: object, **kwargs: object) -> RunningStep | None:
 
 
 def update_one(
-    step: RunningStep, original: MethodType, y_true: object, y_pred: object, sample_weight: object = None
+    step: RunningStep,
+    original: Callable[..., object],
+    metric: keras.Metric,
+    y_true: object,
+    y_pred: object,
+    sample_weight: object = None,
 ) -> object:
     """Hook on `update_state` of Keras's metrics, which a `train_step` of the user calls: by own rows, as in a list."""
     by_rows = _by_rows(step, y_true, y_pred, sample_weight)
-    if by_rows is not None and _add_own(step, original.__self__, losses.least_rank(y_pred), *by_rows):
+    if by_rows is not None and _add_own(step, metric, losses.least_rank(y_pred), *by_rows):
         return None
-    return original(y_true, y_pred, sample_weight=sample_weight)
+    return original(metric, y_true, y_pred, sample_weight=sample_weight)
 
 
-def step_of_number(
-    metric: keras.Metric, values: object, sample_weight: object = None, *args: object
-) -> RunningStep | None:
+def step_of_number(metric: Any, values: object, sample_weight: object = None, *args: object) -> RunningStep | None:
     """Condition of `update_state` of a Mean: the step, where a number is added: a loss, for so many rows."""
     step = outside_of_layers()
     if step is None or in_stateless_scope():
@@ -112,10 +118,14 @@ def step_of_number(
 
 
 def update_mean(
-    step: RunningStep, original: MethodType, values: torch.Tensor, sample_weight: float | None = None
+    step: RunningStep,
+    original: Callable[..., object],
+    metric: Any,
+    values: torch.Tensor,
+    sample_weight: float | None = None,
 ) -> None:
     """Hook on `Mean.update_state`: add the weighted number and the weight, in a fifth of Keras's operators."""
-    metric, weight = original.__self__, 1 if sample_weight is None else sample_weight
+    weight = 1 if sample_weight is None else sample_weight
     with torch.no_grad():
         partial_numbers.before(metric.count).add_(weight)
         if isinstance(values, PartialNumber):
