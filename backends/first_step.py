@@ -11,7 +11,7 @@ from contextvars import ContextVar
 import keras
 
 from keras_flow.backends.active import backend
-from keras_flow.backends.callback_hooks import replaces
+from keras_flow.backends.object_hooks import replaces
 
 #: a first step that is over before this is not spoken of
 AFTER_SECONDS = 30.0
@@ -60,7 +60,7 @@ def _awaited(*args: object, **kwargs: object) -> threading.Timer | None:
     return _timer.get()
 
 
-@replaces("CallbackList", "on_train_batch_end", when=_awaited)
+@replaces("keras.callbacks.CallbackList", "on_train_batch_end", when=_awaited)
 def _step_is_over(
     timer: threading.Timer, original: Callable[..., object], callbacks: object, *args: object, **kwargs: object
 ) -> object:

@@ -14,21 +14,21 @@ from keras import tree
 
 from keras_flow.backends import (
     built_late,
-    callback_hooks,
     copies,
     dry_run_hooks,
     first_step,
     hub_models,
     layer_losses,
+    object_hooks,
     rematerialized,
     states,
     symbolic,
 )
 from keras_flow.backends.active import backend
-from keras_flow.backends.callback_hooks import replaces
-from keras_flow.backends.files import backups as backups  # declares by `callback_hooks`
+from keras_flow.backends.files import backups as backups  # declares by `object_hooks`
 from keras_flow.backends.files import weights_files
 from keras_flow.backends.hooking import Hook, always, declared, distribution_of_new, hook
+from keras_flow.backends.object_hooks import replaces
 from keras_flow.backends.reading import row_order
 from keras_flow.backends.rendezvous import alone, meeting
 from keras_flow.backends.row_wise import own_code
@@ -375,7 +375,9 @@ def _choose_jit_again(model: keras.Model) -> None:
 
 
 @replaces(
-    "CallbackList", ("on_train_batch_begin", "on_test_batch_begin", "on_predict_batch_begin"), when=pausing.gate_of
+    "keras.callbacks.CallbackList",
+    ("on_train_batch_begin", "on_test_batch_begin", "on_predict_batch_begin"),
+    when=pausing.gate_of,
 )
 def _batch_begins(
     gate: pausing.Gate, original: Callable[..., object], callbacks: object, *args: object, **kwargs: object
@@ -415,6 +417,6 @@ def hooks() -> Sequence[Hook]:
     """The hooks that every engine has."""
     return (
         *hub_models.hooks(_entry),
-        *declared(weights_files, dry_run_hooks, rematerialized, layer_losses, built_late, callback_hooks),
+        *declared(weights_files, dry_run_hooks, rematerialized, layer_losses, built_late, object_hooks),
         *declared(sys.modules[__name__]),
     )

@@ -23,8 +23,8 @@ import numpy as np
 
 from keras_flow import atomic
 from keras_flow.backends.active import backend
-from keras_flow.backends.callback_hooks import replaces
 from keras_flow.backends.files import shared_files
+from keras_flow.backends.object_hooks import replaces
 from keras_flow.current.keras_places import file_utils
 from keras_flow.current.models import remembered
 
@@ -40,7 +40,7 @@ def model_of(callback: object, *args: object, **kwargs: object) -> keras.Model |
     return model if model is not None and remembered(model) is not None and not shared_files.writing.get() else None
 
 
-@replaces("BackupAndRestore", "_save_model", when=model_of)
+@replaces("keras.callbacks.BackupAndRestore", "_save_model", when=model_of)
 def save(model: keras.Model, original: Callable[..., object], callback: Any) -> None:
     """Hook on `BackupAndRestore._save_model`: the states too; of several processes the first one writes."""
     model = callback.model  # on JAX a model that trains gets its values back when it is asked for
@@ -79,7 +79,7 @@ def _original_whole(original: Callable[..., object], callback: Any) -> None:
             callback._training_metadata_path = path
 
 
-@replaces("BackupAndRestore", "on_train_begin", when=model_of)
+@replaces("keras.callbacks.BackupAndRestore", "on_train_begin", when=model_of)
 def restore(
     model: keras.Model, original: Callable[..., object], callback: Any, *args: object, **kwargs: object
 ) -> None:

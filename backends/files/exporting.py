@@ -19,9 +19,10 @@ from typing import Any
 import keras
 
 from keras_flow import atomic
+from keras_flow.backends import object_hooks
 from keras_flow.backends.active import backend
 from keras_flow.backends.files import shared_files
-from keras_flow.backends.hooking import hook
+from keras_flow.backends.hooking import always, hook
 from keras_flow.current import models, reachable
 from keras_flow.current.distribution import Distribution, active
 from keras_flow.current.variable_layout import keras_layout
@@ -127,8 +128,19 @@ class _Given:
 
 @hook(
     "keras:ExportArchive",
-    ("track", "add_endpoint", "track_and_add_endpoint", "add_variable_collection", "write_out"),
+    "__init__",
     "an archive traces functions of the program, which on TensorFlow cannot read weights on several ranks",
+    when=always,  # one that is made before the scope may be given a model of it
+)
+def _archive_is_made(_: object, original: Callable[..., None], archive: object, *args: Any, **kwargs: Any) -> None:
+    """Hook on `ExportArchive.__init__`: its methods see variables of several ranks as one device has them."""
+    object_hooks.place_before(archive)
+    original(archive, *args, **kwargs)
+
+
+@object_hooks.replaces(
+    "keras:ExportArchive",
+    ("track", "add_endpoint", "track_and_add_endpoint", "add_variable_collection", "write_out"),
     when=_of_archive,
 )
 def _into_archive(given: _Given, original: Callable[..., object], archive: object, *args: Any, **kwargs: Any) -> object:

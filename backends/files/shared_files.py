@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_flow.backends.active import backend
-from keras_flow.backends.callback_hooks import replaces
 from keras_flow.backends.files import whole_files
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.object_hooks import replaces
 from keras_flow.backends.rendezvous import agreement, meeting
 from keras_flow.current import keras_places
 from keras_flow.current.distribution import active, holding
@@ -105,9 +105,9 @@ def without_hosts_of_orbax(callback: Any, *args: object, **kwargs: object) -> ke
     return None if writing.get() or callback.is_multihost_enabled() else shared_model(callback)
 
 
-@replaces("BackupAndRestore", "on_train_end", when=shared_model)
-@replaces("CSVLogger", ("on_train_begin", "on_epoch_end", "on_train_end"), when=shared_model)
-@replaces("OrbaxCheckpoint", ("wait_until_finished", "on_train_end"), when=without_hosts_of_orbax)
+@replaces("keras.callbacks.BackupAndRestore", "on_train_end", when=shared_model)
+@replaces("keras.callbacks.CSVLogger", ("on_train_begin", "on_epoch_end", "on_train_end"), when=shared_model)
+@replaces("keras.callbacks.OrbaxCheckpoint", ("wait_until_finished", "on_train_end"), when=without_hosts_of_orbax)
 def callback_writes(
     _: object, original: Callable[..., object], callback: object, *args: object, **kwargs: object
 ) -> None:
@@ -152,7 +152,7 @@ def save_edited(
     once(lambda: whole_files.save(original, editor, filepath), None, "KerasFileEditor.save")
 
 
-@replaces("OrbaxCheckpoint", "_save_checkpoint", when=without_hosts_of_orbax)
+@replaces("keras.callbacks.OrbaxCheckpoint", "_save_checkpoint", when=without_hosts_of_orbax)
 def orbax_saves(
     model: keras.Model, original: Callable[..., object], callback: Any, step: int, logs: Any = None
 ) -> None:

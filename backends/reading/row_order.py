@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_flow.backends import logical_random
 from keras_flow.backends.active import backend
-from keras_flow.backends.callback_hooks import replaces
+from keras_flow.backends.object_hooks import replaces
 from keras_flow.backends.rendezvous import agreement
 from keras_flow.current.distribution import active
 from keras_flow.current.keras_places import GLOBAL_RANDOM_SEED, get_random_seed, set_global_attribute
@@ -114,7 +114,7 @@ def ordering() -> Iterator[None]:
             _seed = seed
 
 
-@replaces("CallbackList", "on_epoch_begin", when=by_position)
+@replaces("keras.callbacks.CallbackList", "on_epoch_begin", when=by_position)
 def epoch_begins(_: object, original: Callable[..., object], callbacks: object, epoch: int, logs: Any = None) -> object:
     """Hook on `CallbackList.on_epoch_begin`: the order of rows is that of this epoch."""
     global _seed

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_flow.backends import callback_hooks, hooking
+from keras_flow.backends import hooking, object_hooks
 from keras_flow.backends.active import backend
 from keras_flow.backends.hooking import hook
 from keras_flow.backends.rendezvous import agreement
@@ -121,7 +121,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._sources = 0
         self._lock = contextlib.ExitStack()
         self._point: preemption.PreemptionPoint | None = None
-        hooking.install_each(hooking.declared(callback_hooks, sys.modules[__name__], positions))
+        hooking.install_each(hooking.declared(object_hooks, sys.modules[__name__], positions))
 
     @property
     def best(self) -> float | None:
@@ -416,7 +416,7 @@ def _of(callbacks: keras.callbacks.CallbackList, *args: object, **kwargs: object
     return next((each for each in callbacks.callbacks if isinstance(each, Checkpoint)), _current)
 
 
-@callback_hooks.replaces("CallbackList", "on_train_begin", when=_of)
+@object_hooks.replaces("keras.callbacks.CallbackList", "on_train_begin", when=_of)
 def _all_begin(
     callback: Checkpoint,
     original: Callable[..., None],

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from keras_flow import atomic, settings
-from keras_flow.backends import callback_hooks, hooking
+from keras_flow.backends import hooking, object_hooks
 from keras_flow.backends.active import backend
 from keras_flow.errors import FlowError
 from keras_flow.launch import failure
@@ -278,7 +278,7 @@ def on_preemption(callback: Callable[[], object], signals: Sequence[str] = SIGNA
     backend().world()  # the job is joined before signals can ask about it
     if (folder := own_folder()) is not None:
         folder.asks_for_time.touch()
-    hooking.install_each(hooking.declared(callback_hooks))
+    hooking.install_each(hooking.declared(object_hooks))
     _point = point
     point.handle()
     return point
@@ -288,7 +288,7 @@ def _asked_for(*args: object, **kwargs: object) -> PreemptionPoint | None:
     return _point
 
 
-@callback_hooks.replaces("CallbackList", "on_train_batch_end", when=_asked_for)
+@object_hooks.replaces("keras.callbacks.CallbackList", "on_train_batch_end", when=_asked_for)
 def _at_batch_end(
     point: PreemptionPoint,
     original: Callable[..., object],

@@ -1,4 +1,4 @@
-"""Methods of Keras's callbacks and of their list that act otherwise, by one hook: where a loop hands them its model.
+"""Methods that act otherwise on objects of Keras, by one hook for many: callbacks where a loop hands them its model.
 
 Each such object is then of a class that stands right before Keras's own in the order of bases. What a subclass of the
 user's does around `super().on_epoch_end()` stays outside, as it would if the method of Keras's class were wrapped.
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import keras
 
 from keras_flow.backends.hooking import Hook, active_distribution, always, hook, wrap
-from keras_flow.current.keras_places import private
+from keras_flow.current import keras_places
 
 _Replacement = TypeVar("_Replacement", bound=Callable[..., object])
 
@@ -21,17 +21,17 @@ _parts: dict[type, type] = {}
 
 
 def replaces(
-    name: str, methods: str | Sequence[str], *, when: Callable[..., object] = active_distribution
+    place: str, methods: str | Sequence[str], *, when: Callable[..., object] = active_distribution
 ) -> Callable[[_Replacement], _Replacement]:
-    """Declare that the function below replaces methods of a class of `keras.callbacks`, as `hooking.hook` does."""
+    """Declare that the function below replaces methods of objects of a class, as `hooking.hook` does of the class."""
 
     def declare(replacement: _Replacement) -> _Replacement:
-        kind = getattr(keras.callbacks, name)
+        kind = keras_places.find(place)
         part = _parts[kind] = _parts.get(kind) or _before(kind)
         for method in [methods] if isinstance(methods, str) else methods:
             if method.startswith("_"):
-                private(f"keras.callbacks.{name}", method, "what is written: no public method writes it alone")
-            wrap(part, method, Hook(f"keras.callbacks.{name}", method, replacement, "", when))
+                keras_places.private(place, method, "what is written: no public method writes it alone")
+            wrap(part, method, Hook(place, method, replacement, "", when))
         return replacement
 
     return declare
@@ -49,13 +49,18 @@ def _handed_model(
 ) -> None:
     """Hook on `CallbackList.set_model`: a loop is about to begin."""
     for each in (callbacks, *callbacks.callbacks):
-        for kind, part in _parts.items():
-            cls = type(each)
-            if cls is kind:
-                each.__class__ = part
-            elif isinstance(each, kind) and not isinstance(each, part):
-                each.__class__ = _before(cls, part)
+        place_before(each)
     original(callbacks, model)
+
+
+def place_before(thing: object) -> None:
+    """Place what is declared for the classes of an object before them."""
+    for kind, part in _parts.items():
+        cls = type(thing)
+        if cls is kind:
+            thing.__class__ = part
+        elif isinstance(thing, kind) and not isinstance(thing, part):
+            thing.__class__ = _before(cls, part)
 
 
 def _before(*bases: type) -> type:

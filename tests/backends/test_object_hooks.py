@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import keras_flow as kf
-from keras_flow.backends import callback_hooks
+from keras_flow.backends import object_hooks
 from keras_flow.current.variable_layout import keras_layout
 from tests.distributions import programs
 
@@ -40,7 +40,7 @@ def test_a_subclass_stays_before_what_keras_flow_puts_before_the_class_of_keras(
     for _ in range(2):  # a callback may be given to several loops
         keras.callbacks.CallbackList(callbacks, model=model)
     kind = keras.callbacks.BackupAndRestore
-    part = callback_hooks._parts[kind]
+    part = object_hooks._parts[kind]
     assert type(callbacks[0]).__mro__[1:4] == (Plain, part, kind)
     assert [type(each) for each in callbacks[1:]] == [part, keras.callbacks.Callback]
     assert [type(each).__name__ for each in callbacks] == ["Plain", "BackupAndRestore", "Callback"]
