@@ -51,7 +51,7 @@ def compile_model(model, learning_rate):
 
 
 def rules():
-    """A column and row pair; LoRA's factors (`lora_kernel_a`, `lora_kernel_b`) are small and stay whole."""
+    """A column and row pair; LoRA's factors (`lora_kernel_a`, `lora_kernel_b`) are split as their kernel."""
     return {
         "wide/kernel": {"model": kf.sbp.split(1)},
         "wide/bias": {"model": kf.sbp.split(0)},
