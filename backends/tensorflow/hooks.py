@@ -14,6 +14,7 @@ from keras_flow.backends.tensorflow import (
     random,
     reading,
     rematerialized,
+    servers,
     tables,
     trainer,
     variables,
@@ -38,7 +39,7 @@ def hooks() -> tuple[Hook, ...]:
         *sources.hooks(reading.READER),
         *declared(rematerialized, layers, optimizer, random),
         *declared(operations, graph_operations, substitutes, slices, convolutions, windows),
-        *declared(images, counting, linear_algebra, tables),
+        *declared(images, counting, linear_algebra, tables, servers),
         *declared(strategy, step, replica_math, shared_files, exporting),
         # asked before what is above on the same functions
         *declared(logical_random),

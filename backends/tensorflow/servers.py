@@ -8,8 +8,9 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -18,9 +19,11 @@ import tensorflow as tf
 from keras import tree
 from tensorflow.python.distribute.coordinator.cluster_coordinator import Cluster, RemoteValueImpl
 
+from keras_flow.backends.hooking import hook
 from keras_flow.backends.optimizer_slots import updates_by_element
 from keras_flow.backends.tensorflow import devices, tables
 from keras_flow.current import joining
+from keras_flow.scoped import setting
 
 #: threads of a worker's executor: with fewer, the servers of one host may wait for each other without end
 _THREADS = 4
@@ -182,7 +185,7 @@ class Coordinator:
     @staticmethod
     def update_on_servers(optimizer: Any) -> AbstractContextManager[None]:
         """Inside, an optimizer updates each variable on its server."""
-        return _updating(optimizer)
+        return setting(_updated_on_servers, getattr(optimizer, "inner_optimizer", optimizer))
 
     @staticmethod
     def is_lost(error: BaseException) -> bool:
@@ -202,21 +205,34 @@ def _leave(stop: Callable[[], None]) -> None:
         joining.leave_at_once()
 
 
-@contextmanager
-def _updating(optimizer: Any) -> Iterator[None]:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+#: the optimizer that updates each variable on its server
+_updated_on_servers: ContextVar[Any] = ContextVar("keras_flow_updated_on_servers", default=None)
 
-    def update(gradients: Sequence[Any], variables: Sequence[Any], rate: Any) -> None:
-        for gradient, variable in zip(gradients, variables, strict=True):
-            value = getattr(variable, "_value", variable)
-            if isinstance(value, tables.ServedTable) and updates_by_element(inner):
-                tables.update(inner, gradient, variable, rate)
-                continue
-            with tf.device(value.device):
-                inner.update_step(gradient, variable, rate)
 
-    inner.__dict__["_backend_update_step"] = update
-    try:
-        yield
-    finally:
-        del inner.__dict__["_backend_update_step"]
+def _is_on_servers(optimizer: keras.optimizers.Optimizer, *args: object) -> bool | None:
+    """Condition of `update_on_servers`: the optimizer is that of a model on servers, which is trained."""
+    return True if _updated_on_servers.get() is optimizer else None
+
+
+@hook(
+    "keras.Optimizer",
+    "_backend_update_step",
+    "parameter servers: each variable is updated where it is, by one update of Keras's",
+    when=_is_on_servers,
+)
+def update_on_servers(
+    _: object,
+    original: Callable[..., object],
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    rate: Any,
+) -> None:
+    """Hook on `TFOptimizer._backend_update_step`, which Nadam calls after a step of its own."""
+    for gradient, variable in zip(gradients, variables, strict=True):
+        value = getattr(variable, "_value", variable)
+        if isinstance(value, tables.ServedTable) and updates_by_element(optimizer):
+            tables.update(optimizer, gradient, variable, rate)
+            continue
+        with tf.device(value.device):
+            optimizer.update_step(gradient, variable, rate)

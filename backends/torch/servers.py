@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import keras
 import numpy as np
@@ -319,26 +319,26 @@ class _Updates:
 
     def __init__(self, optimizer: Any):
         self.key = f"optimizer {next(_programs)}"
-        self.variables = [id(variable) for variable in optimizer.variables]
+        self._sent = _facts(optimizer)
         self._home = [each for each in optimizer.variables if not isinstance(each._value, tables.ServedTensor)]
         self._parcel, self._told = parcels.packed((optimizer, self._home)), set[int]()
         self._numbers = {id(variable): number for number, variable in enumerate(optimizer._trainable_variables)}
         self._decayed: list[int] = []
-        self._optimizer = ref(optimizer)
-        self._settings = _settings(optimizer)
 
     def fits(self, optimizer: Any) -> bool:
         """Whether the optimizer is still what the servers were sent."""
-        return self.variables == [id(variable) for variable in optimizer.variables] and self._settings == _settings(
-            optimizer
-        )
+        return self._sent == _facts(optimizer)
+
+    def on_chief(self) -> list[np.ndarray]:
+        """Values of the variables of the optimizer that no server has."""
+        return [_host(variable._value).copy() for variable in self._home]
 
     def decay(self, variables: Sequence[keras.Variable]) -> None:
         """Let the weights of some variables decay with the update that follows."""
         self._decayed = [self._numbers[id(variable)] for variable in variables]
 
-    def run(self, gradients: Sequence[Any], variables: Sequence[keras.Variable], rate: Any) -> None:
-        """Update some variables."""
+    def run(self, gradients: Sequence[Any], variables: Sequence[keras.Variable], rate: Any, home: Any) -> None:
+        """Update some variables; `home`: what `on_chief` was before the step."""
         parts: dict[int, tuple[list[int], list[Any]]] = {}
         for gradient, variable in zip(gradients, variables, strict=True):
             place = variable._value.place
@@ -351,14 +351,13 @@ class _Updates:
                     if part.is_sparse
                     else _host(part)
                 )
-        home = [_host(variable._value).copy() for variable in self._home]
-        rate = np.asarray(keras.ops.convert_to_numpy(rate), np.float32)
+        rate = np.asarray(keras.ops.convert_to_numpy(rate))
         waits = []
         for server, (numbers, of_server) in parts.items():
             if server not in self._told:
                 tables.ask(server, "optimizer", self._parcel, optimizer=self.key)()
                 self._told.add(server)
-                tables.forget_with(self._optimizer(), self.key, [server])
+                tables.forget_with(self, self.key, [server])
             value = {"gradients": of_server, "home": home, "rate": rate}
             told = {"optimizer": self.key, "numbers": numbers, "decayed": self._decayed}
             waits.append(tables.ask(server, "update", value, **told))
@@ -370,20 +369,34 @@ class _Updates:
                     variable.assign(after)
 
 
-def _settings(optimizer: Any) -> dict[str, Any]:
-    """The numbers and texts among an optimizer's attributes, `momentum` and the like."""
-    return {name: value for name, value in vars(optimizer).items() if isinstance(value, bool | int | float | str)}
+def _facts(optimizer: Any) -> list[Any]:
+    """Variables and where they are, and the numbers and texts among an optimizer's attributes, `momentum` say."""
+    every = (*optimizer._trainable_variables, *optimizer.variables)
+    places = [getattr(getattr(variable._value, "place", None), "key", None) for variable in every]
+    settings = {name: value for name, value in vars(optimizer).items() if isinstance(value, bool | int | float | str)}
+    return [[id(variable) for variable in every], places, settings]
 
 
 _known: WeakKeyDictionary[Any, _Updates] = WeakKeyDictionary()
+#: the methods of an optimizer that are others while a model on servers is trained
+_METHODS = ("_backend_update_step", "_apply_weight_decay", "apply")
+
+
+def _updates_of(optimizer: Any) -> _Updates:
+    """How servers update for the optimizer as it is now; a callback may have changed it."""
+    if optimizer not in _known or not _known[optimizer].fits(optimizer):
+        # servers have the class's methods
+        own = {name: optimizer.__dict__.pop(name) for name in _METHODS}
+        try:
+            _known[optimizer] = _Updates(optimizer)
+        finally:
+            optimizer.__dict__.update(own)
+    return _known[optimizer]
 
 
 @contextmanager
 def _updating(optimizer: Any) -> Iterator[None]:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    updates = _known.get(inner)
-    if updates is None or not updates.fits(inner):
-        updates = _known[inner] = _Updates(inner)
     on_chief, decay_on_chief = _update_step(inner), inner._apply_weight_decay
 
     def is_joined(variable: keras.Variable) -> bool:
@@ -393,7 +406,7 @@ def _updating(optimizer: Any) -> Iterator[None]:
     def decay(variables: Sequence[keras.Variable]) -> None:
         if inner.weight_decay is not None:
             chosen = [variable for variable in variables if inner._use_weight_decay(variable)]
-            updates.decay([variable for variable in chosen if not is_joined(variable)])
+            _updates_of(inner).decay([variable for variable in chosen if not is_joined(variable)])
             joined = [variable for variable in chosen if is_joined(variable)]
             if joined:
                 decay_on_chief(joined)
@@ -402,10 +415,13 @@ def _updating(optimizer: Any) -> Iterator[None]:
         pairs = list(zip(gradients, variables, strict=True))
         served = [pair for pair in pairs if not is_joined(pair[1])]
         joined = [(each.to_dense() if each.is_sparse else each, one) for each, one in pairs if is_joined(one)]
-        if served:
-            updates.run([each for each, _ in served], [each for _, each in served], rate)
+        updates = _updates_of(inner)
+        # before both: Nadam's product of momenta moves once in a step
+        home = updates.on_chief()
         if joined:
             on_chief([each for each, _ in joined], [each for _, each in joined], rate)
+        if served:
+            updates.run([each for each, _ in served], [each for _, each in served], rate, home)
 
     def apply(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Keras's own, which adds gradients up and clips them as whole ones."""
@@ -414,10 +430,9 @@ def _updating(optimizer: Any) -> Iterator[None]:
             gradients = [each.to_dense() if each.is_sparse else each for each in gradients]
         type(inner).apply(inner, gradients, variables)
 
-    own = {"_backend_update_step": update, "_apply_weight_decay": decay, "apply": apply}
-    inner.__dict__.update(own)
+    inner.__dict__.update(zip(_METHODS, (update, decay, apply), strict=True))
     try:
         yield
     finally:
-        for name in own:
+        for name in _METHODS:
             del inner.__dict__[name]

@@ -248,7 +248,8 @@ def make(variable: keras.Variable, block: Block, placed: KerasLayout) -> None:
     is_trained = variable._trainable and core.to_torch_dtype(dtype).is_floating_point
     variable._value = torch.nn.Parameter(ServedTensor(place), requires_grad=is_trained)
     variable._layout = placed
-    forget_with(variable, place.key, place.servers)
+    # its tensors have it: a variable that is laid again gets others
+    forget_with(place, place.key, place.servers)
 
 
 def forget_with(owner: object, key: str, servers: Iterable[int]) -> None:

@@ -33,6 +33,7 @@ from keras_flow.checkpoint import (
 from keras_flow.checkpoint.lock import held
 from keras_flow.checkpoint.monitor import Monitor
 from keras_flow.checkpoint.reader import Reader
+from keras_flow.current import models
 from keras_flow.errors import FlowError, warn
 from keras_flow.launch import preemption
 
@@ -285,6 +286,8 @@ class Checkpoint(keras.callbacks.Callback):
     def _save(self, epoch: int, batch: int, epoch_states: Mapping[str, Any], now: bool = False) -> None:
         model, self._unsaved = self._trained(), None
         self._raise(wait=True)
+        if (distribution := models.remembered(model)) is not None:
+            distribution.finish_steps(model)
         logs = {name: as_json.encoded(list(values)) for name, values in self._history.history.items()}
         training = {
             "epoch": epoch,

@@ -116,6 +116,9 @@ class Distribution(KerasDistribution):
         """Inside, Keras's loops run steps that this distribution makes; None where the engine's are run."""
         return None
 
+    def finish_steps(self, model: keras.Model) -> None:
+        """Wait for the updates of all steps that were made; where a step returns, those of most are."""
+
     @property
     def gathers_weights(self) -> bool:
         """Whether a rank holds a part of what it uses of a weight, and gathers it for its use (`zero=3`)."""

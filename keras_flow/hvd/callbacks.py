@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_flow.current.models import optimizers_of
+from keras_flow.current.models import is_built, optimizers_of
 from keras_flow.errors import FlowError
 from keras_flow.hvd import ranks
 from keras_flow.hvd.collectives import allgather_object, allreduce
@@ -47,7 +47,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if self._is_done:
             return
         optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None and not optimizer.built and all(each.built for each in model._flatten_layers()):
+        if optimizer is not None and not optimizer.built and is_built(model):
             optimizer.build(model.trainable_variables)
         known = [(tuple(each.shape), each.dtype) for each in self._left()]
         # a rank that has loaded its model is built before the others

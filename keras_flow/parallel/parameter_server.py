@@ -106,7 +106,7 @@ class ParameterServer(PipelineParallel):
         self._counted = Statistics() if mode == "async" else None
         self._partition = _Partition(partition, count)
         self._elements_on = dict.fromkeys(range(1, count + 1), 0)
-        self._servers_of: dict[str, tuple[int, ...]] = {}
+        self._servers_of: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
         self._watched: WeakSet[keras.Model] = WeakSet()
         parts = self.workers if mode == "sync" else 1
         super().__init__(
@@ -134,9 +134,9 @@ class ParameterServer(PipelineParallel):
         made_by = creator()
         part: FlowDistribution = self._home
         if layer is not None or (made_by is not None and made_by.layer is not None):
-            if path not in self._servers_of:
-                self._servers_of[path] = self._least_used(shape)
-            part = self._part(self._servers_of[path])
+            if (path, shape) not in self._servers_of:
+                self._servers_of[path, shape] = self._least_used(shape)
+            part = self._part(self._servers_of[path, shape])
         if part is self._home:
             return KerasLayout(VariableLayout(Layout(part.placement, {}, shape), "default"), part)
         ranks = part.placement.ranks
@@ -196,6 +196,12 @@ class ParameterServer(PipelineParallel):
             finally:
                 del model.__dict__["get_metrics_result"]
                 self._watched.discard(model)
+
+    def finish_steps(self, model: keras.Model) -> None:
+        """Wait for the gradients of the batches that are on their way."""
+        pipeline: Any = self._cut_before(model)
+        if pipeline is not None:
+            pipeline.finish()
 
     def explain(self, model: keras.Model, batch_size: int) -> Explanation:
         """Refuse: what servers and workers hold is not explained yet.

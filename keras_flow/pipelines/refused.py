@@ -24,7 +24,7 @@ def refuse_rows_that_interact(calls: CallGraph, lanes: int, statistics: str, who
         calls: the model's.
         lanes: how many ranks share a stage.
         statistics: what `batch_normalization=` says.
-        who: the distribution's name, for a warning.
+        who: the distribution's name.
     """
     own: dict[str, None] = {}
     for call in calls.calls:
@@ -33,10 +33,11 @@ def refuse_rows_that_interact(calls: CallGraph, lanes: int, statistics: str, who
             continue
         for inner in layer._flatten_layers():
             if isinstance(inner, keras.layers.BatchNormalization) and statistics == "refuse":
+                other = 'say batch_normalization="microbatch", which is another number than one device\'s'
                 raise FlowError(
-                    f"layer {inner.path!r} takes the statistics of all rows of a batch, of which a stage sees a "
-                    "micro-batch at a time. Use GroupNormalization or LayerNormalization, or say "
-                    'batch_normalization="microbatch", which is another number than one device\'s'
+                    f"{who}: layer {inner.path!r} takes the statistics of all rows of a batch, and sees a part of them "
+                    "at a time. Use GroupNormalization or LayerNormalization, or "
+                    f"{other if who == 'PipelineParallel' else 'train it under kf.DataParallel'}"
                 )
             if isinstance(inner, keras.layers.BatchNormalization) and lanes > 1:
                 raise FlowError(

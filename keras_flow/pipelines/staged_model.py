@@ -261,8 +261,8 @@ class StagedModel:
         if len(found) > known:
             self._said_added = True
             warn(
-                f"PipelineParallel: a layer of stage {stage.number} calls add_loss, and sees a micro-batch at a time. "
-                "It is assumed to be a mean over rows, so micro-batches are weighted by their rows"
+                f"a layer of stage {stage.number} calls add_loss, and sees a part of a batch's rows at a time. It is "
+                "assumed to be a mean over rows, so parts are weighted by their rows"
             )
 
     # ---- losses and metrics of the whole batch

@@ -53,7 +53,6 @@ class Ledger:
         self._bound, self._most = staleness, most
         self.statistics = Statistics() if statistics is None else statistics
         self._sent_at: dict[Key, int] = {}
-        self._seen: set[Key] = set()
 
     @property
     def on_their_way(self) -> int:
@@ -76,10 +75,9 @@ class Ledger:
         """Note the gradient of a batch; whether it is to be applied."""
         found = self.statistics
         found.of_worker[worker] += 1
-        if key in self._seen:
+        if key not in self._sent_at:
             found.dropped += 1
             return False
-        self._seen.add(key)
         found.staleness = max(found.staleness, found.updates - self._sent_at.pop(key))
         found.updates += 1
         return True

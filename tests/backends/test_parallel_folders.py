@@ -240,6 +240,7 @@ NAMES = {
     },
     "servers": {
         "Coordinator WorkerProgram": "TensorFlow's own coordinator schedules graphs",
+        "update_on_servers": "torch's servers update, and the chief sends gradients",
         "WorkerQueue SentProgram": "torch's sends programs, and hands batches to whichever worker is free",
     },
     "stages": {

@@ -98,7 +98,9 @@ def _refused() -> list[str]:
 def test_what_it_cannot_do_is_said(engine: str, on_ranks: Any) -> None:
     axes, statistics, kernel, scales, two = on_ranks(engine)(_refused)
     assert "takes ranks along one axis" in axes and "['data', 'model']" in axes
+    assert statistics.startswith("CentralStorage: layer ")
     assert "takes the statistics of all rows of a batch" in statistics
+    assert "or train it under kf.DataParallel" in statistics
     assert "assigns its kernel in each call, and CentralStorage calls it for some rows" in kernel
     assert "assigns the scales of float8 in each call" in scales
     assert "CentralStorage updates variables rank by rank, which keras.optimizers.MultiOptimizer does not take" in two

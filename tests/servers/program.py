@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 
 import keras_flow as kf
+from keras_flow.checkpoint import manifest
 
 ROWS, BATCH, EPOCHS = 61, 13, 3
 _random = np.random.default_rng(0)
@@ -77,6 +78,7 @@ _OPTIMIZERS = {
     "sgd": _sgd,
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.01),
+    "nadam": lambda: keras.optimizers.Nadam(0.01),
     "clipped": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1),
 }
 
@@ -124,6 +126,8 @@ def steps() -> dict[str, Any]:
     one, sync = kf.DataParallel(kf.Placement([0])), kf.ParameterServer("sync", servers=2)
     return {
         "other settings": _apart(*(_with_other_settings(each) for each in (one, sync))),
+        "settings that a callback changes": _apart(*(_with_other_settings(each, True) for each in (one, sync))),
+        "on another distribution and back": _apart(*(_back(each, one) for each in (one, sync))),
         "after failures": _apart(*(_after_failures(each) for each in (one, sync))),
         "scaled": _apart(*(_scaled(each) for each in (one, kf.ParameterServer("async", staleness=4)))),
     }
@@ -137,9 +141,28 @@ def _small(distribution: Any, optimizer: Any, layer: Any, loss: Any = "mse") -> 
     return model
 
 
-def _with_other_settings(distribution: Any) -> Any:
-    """A model whose optimizer has another momentum from its second `fit` on."""
+class _ChangesMomentum(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.momentum = 0.9 - 0.6 * epoch
+
+
+def _back(distribution: Any, other: Any) -> Any:
+    """A model that is trained on another distribution meanwhile."""
     model = _small(distribution, keras.optimizers.SGD(0.05, momentum=0.9), lambda: keras.layers.Dense(3))
+    for each in (distribution, other, distribution):
+        each.apply(model)
+        with each.scope():
+            model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    return model
+
+
+def _with_other_settings(distribution: Any, by_callback: bool = False) -> Any:
+    """A model whose optimizer has another momentum from its second `fit`, or epoch, on."""
+    model = _small(distribution, keras.optimizers.SGD(0.05, momentum=0.9), lambda: keras.layers.Dense(3))
+    if by_callback:
+        model.run_eagerly = True  # a graph keeps the momentum that it was traced with
+        model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[_ChangesMomentum()])
+        return model
     for momentum in (0.9, 0.3):
         model.optimizer.momentum = momentum
         model.compile(model.optimizer, "mse")
@@ -234,6 +257,7 @@ def more_tables() -> dict[str, Any]:
     found: dict[str, Any] = {}
     # of Lamb an update is by the norms of all rows; AdamW lets weights decay, with biases left out
     more = {"lamb": lambda: keras.optimizers.Lamb(0.01), "adamw": _adamw}
+    # biases are of one part, whose update Nadam makes beside those that the chief joins
     for name, make in {**_OPTIMIZERS, **more}.items():
         product = _embedded(one, make, False, "float32")
         found[name] = [off(product, _embedded(each, make, True, "float32")) for each in (whole, parts, free)]
@@ -331,6 +355,14 @@ def lost_server_and_a_checkpoint() -> dict[str, Any]:
     served = trained(kf.ParameterServer("sync"), _sgd, *callbacks)
     one = trained(kf.DataParallel(kf.Placement([0])), _sgd)
     return {"off": off(one, served), "iterations": int(served["model"].optimizer.iterations.numpy())}
+
+
+def saved_amid_batches() -> dict[str, Any]:
+    """async: the batches that a checkpoint counts, and the updates that are in it."""
+    folder = Path(sys.argv[2]) / "amid"
+    trained(kf.ParameterServer("async"), _sgd, kf.callbacks.Checkpoint(folder, save_freq=3, keep=9))
+    found = [(step, manifest.read(folder, step)[1]) for step in manifest.steps(folder)]
+    return {"steps": [[step, each.training["batches"]] for step, each in found]}
 
 
 def saves_when_asked() -> dict[str, Any]:

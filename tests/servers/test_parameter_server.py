@@ -50,7 +50,7 @@ def _found(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 @pytest.mark.usefixtures("engine")
 def test_the_numbers_of_one_device(tmp_path: Path) -> None:
     found = _found(_run("numbers", tmp_path))
-    for name in ("sgd", "momentum", "adam", "clipped", "staleness=0", "staleness=0, another model"):
+    for name in ("sgd", "momentum", "adam", "nadam", "clipped", "staleness=0", "staleness=0, another model"):
         assert found[name] < 1e-5, name
     assert (found["servers"], found["saved"]) == (["job:ps 0", "job:ps 1"], 0.0)
     served, alone = found["few rows"]
@@ -68,6 +68,12 @@ def test_tables(tmp_path: Path) -> None:
     assert max(many) - few < 400_000, found["sent"]
 
 
+@pytest.mark.usefixtures("engine")
+def test_a_checkpoint_has_the_updates_of_all_batches_that_it_counts(tmp_path: Path) -> None:
+    found = _found(_run("saved_amid_batches", tmp_path))
+    assert found["steps"] == [[batches, batches] for batches in (3, 6, 9, 12, 15)]
+
+
 @pytest.mark.full
 @pytest.mark.usefixtures("engine")
 def test_a_step_has_its_own_results_settings_and_scale(tmp_path: Path) -> None:
@@ -79,7 +85,7 @@ def test_a_step_has_its_own_results_settings_and_scale(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("engine")
 def test_more_tables(tmp_path: Path) -> None:
     found = _found(_run("more_tables", tmp_path))
-    for name in ("sgd", "momentum", "adam", "clipped", "lamb", "adamw"):
+    for name in ("sgd", "momentum", "adam", "nadam", "clipped", "lamb", "adamw"):
         assert max(found[name]) < 1e-5, (name, found[name])
     *sync, free = found["bfloat16"]
     # parts of a batch are rounded by themselves: as far off as one device's half precision is from single, at most
