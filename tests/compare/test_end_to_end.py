@@ -35,7 +35,7 @@ def compare(out: Path, layouts: str, *options: str, file: str = TINY) -> tuple[i
 def test_layouts_that_agree(tmp_path: Path) -> None:
     code, out, err = compare(tmp_path, "1,dp2,tp2")
     assert code == 0, out + err
-    assert "All runs agree within the tolerances." in out
+    assert "All 3 runs agree within the tolerances." in out
     report = json.loads((tmp_path / "report.json").read_text())
     assert [(run["layout"], run["ranks_used"], len(run["losses"])) for run in report["runs"]] == [
         ("1", 1, 6),
