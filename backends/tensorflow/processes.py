@@ -132,22 +132,26 @@ def _exchanged_addresses(described: processes.Processes, limit: float) -> tuple[
     Every TensorFlow server must know all others before it starts, and a launcher names the coordinator only.
     """
     joining.check_port(described)
-    try:
-        if described.index == 0:
-            return _collected_addresses(described, limit)
-        hello = {"index": described.index, "port": _free_port()}
-        coordinator = channel.connect(described.host, described.port, joining.token(), hello, limit)
-        answer = coordinator.receive(limit)
-        if answer is None:
-            raise ConnectionError("the coordinator did not answer")
-        return tuple(answer["addresses"])
-    except ConnectionError as error:
-        raise FlowError(joining.cannot_join(described, limit, error)) from error
+    # held until all have chosen: the system gives a port that was let go to the next process that asks
+    with socket.socket() as held:
+        held.bind(("", 0))
+        port = held.getsockname()[1]
+        try:
+            if described.index == 0:
+                return _collected_addresses(described, port, limit)
+            hello = {"index": described.index, "port": port}
+            coordinator = channel.connect(described.host, described.port, joining.token(), hello, limit)
+            answer = coordinator.receive(limit)
+            if answer is None:
+                raise ConnectionError("the coordinator did not answer")
+            return tuple(answer["addresses"])
+        except ConnectionError as error:
+            raise FlowError(joining.cannot_join(described, limit, error)) from error
 
 
-def _collected_addresses(described: processes.Processes, limit: float) -> tuple[str, ...]:
+def _collected_addresses(described: processes.Processes, port: int, limit: float) -> tuple[str, ...]:
     until = time.monotonic() + limit
-    addresses = {0: f"{described.host}:{_free_port()}"}
+    addresses = {0: f"{described.host}:{port}"}
     others = []
     with channel.Listener(described.host, described.port, joining.token()) as listener:
         while len(addresses) < described.count:
@@ -165,9 +169,3 @@ def _collected_addresses(described: processes.Processes, limit: float) -> tuple[
             other.send({"addresses": everyone})
             other.close()
     return tuple(everyone)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]

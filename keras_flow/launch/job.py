@@ -79,6 +79,7 @@ class Job:
             `rank_K`); None: none is written.
         tee: show output that is written to files too.
         restarts: how often all processes are started again after a failure.
+        attempt: how often another launcher has started them before.
         script: the file that the command runs, which must be the same on all hosts.
         place: the process that this launcher starts, where others on the same machine start the rest; None: it starts
             all.
@@ -97,6 +98,7 @@ class Job:
     logs: Path | None = None
     tee: bool = False
     restarts: int = 0
+    attempt: int = 0
     script: Path | None = None
     place: Place | None = None
 

@@ -77,7 +77,7 @@ def launch(job: Job, folder: JobFolder) -> None:
         names = _log_folder(job, 0) + ("" if job.processes == 1 else f"..{job.first + job.processes - 1}")
         print(f"keras-flow: output is in {job.logs}/{names}/stdout and stderr", file=sys.stderr)
     with Interrupts() as interrupts, nodes_of(job, token.encode() or joining.token()) as nodes:
-        for attempt in range(job.restarts + 1):
+        for attempt in range(job.attempt, job.restarts + 1):
             try:
                 _run(job, folder, nodes, interrupts, attempt, token)
                 return

@@ -1,7 +1,7 @@
 """`on="ray"`: the processes of a job on a Ray cluster. Ray places one actor for each, and streams what they print.
 
 Each actor runs a launcher of ours with one process: as far as failures, hangs and restarts go, every process is a host
-of its own (`launch/nodes.py`). A node that Ray loses ends the job, and `restarts` places all actors again.
+of its own (`launch/nodes.py`). After a failure, or when Ray loses a node, `restarts` places all actors again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from keras_flow import settings
 from keras_flow.backends.accelerators import cpu_setting
 from keras_flow.errors import LaunchError
 from keras_flow.launch import environment, launcher
-from keras_flow.launch.failure import RankError
+from keras_flow.launch.failure import Interruption, RankError
 from keras_flow.launch.job import Job, Place
 from keras_flow.units import counted
 
@@ -71,11 +71,14 @@ def launch(job: Job, payload: bytes | None = None) -> bytes | None:
     )
     for attempt in range(job.restarts + 1):
         try:
-            return _placed(ray, job, payload, gpus)
-        except ray.exceptions.RayActorError as error:
-            if attempt == job.restarts:
-                raise RankError(f"a node or process of the Ray cluster is gone: {error}", 0) from error
-            print(f"keras-flow: an actor is gone ({error}); restart {attempt + 1} of {job.restarts}", file=sys.stderr)
+            return _placed(ray, replace(job, attempt=attempt, restarts=attempt), payload, gpus)
+        except (ray.exceptions.RayActorError, RankError) as error:
+            failure = error
+            if not isinstance(error, RankError):
+                failure = RankError(f"a node or process of the Ray cluster is gone: {error}", 0)
+            if attempt == job.restarts or isinstance(error, Interruption):
+                raise failure from error
+            print(f"keras-flow: {failure}\nkeras-flow: restart {attempt + 1} of {job.restarts}", file=sys.stderr)
     return None
 
 
@@ -112,8 +115,11 @@ def _placed(ray: Any, job: Job, payload: bytes | None, gpus: int) -> bytes | Non
 
 
 def _results(ray: Any, running: Mapping[Any, int]) -> dict[int, bytes | None]:
-    """Return what each process sent back; raise the error of the first that failed, once the others have ended."""
-    waiting, results, failure = list(running), {}, None
+    """Return what each process sent back; raise the error of the first that failed, once the others have ended.
+
+    A lost actor is what others fail for, and Ray notices it later than they.
+    """
+    waiting, results, failure, gone = list(running), {}, None, None
     while waiting:
         ready, waiting = ray.wait(waiting, timeout=None if failure is None else _ENDING_SECONDS)
         if not ready:
@@ -124,7 +130,7 @@ def _results(ray: Any, running: Mapping[Any, int]) -> dict[int, bytes | None]:
             except ray.exceptions.RayTaskError as error:
                 failure = failure or (error.cause if isinstance(error.cause, LaunchError) else error)
             except ray.exceptions.RayActorError as error:
-                failure = failure or error
+                failure = gone = gone or error
     if failure is not None:
         raise failure
     return results

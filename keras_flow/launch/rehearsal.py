@@ -4,8 +4,10 @@ It is played in a fork of this process, as a dry run: variables have no values, 
 notice (a file written, a connection, a process) ends the rehearsal before it happens, and what is printed is dropped.
 Errors about placements, rules and layouts are raised. Any other error is left to the ranks, which run all of it.
 
-What Python does not announce it cannot see: `main` may write to memory that other processes share (a `numpy.memmap`, a
-`multiprocessing.shared_memory`). `kf.run(main, rehearse=False)` is for a program that does that before its first step.
+What Python does not announce it cannot see. Compiled code (h5py, `torch.save`, safetensors) cannot write into files,
+and may yet make an empty one, or empty one that is there. `main` may write to memory that other processes share (a
+`numpy.memmap`, a `multiprocessing.shared_memory`). `kf.run(main, rehearse=False)` is for a program that does one of
+these before its first step.
 """
 
 from __future__ import annotations
@@ -122,12 +124,17 @@ def play(main: Callable[[], object], ranks: int, processes: int, pipe: int) -> N
         processes: how many processes will drive them.
         pipe: the file descriptor for `raise_found`'s bytes.
     """
+    import resource  # which only POSIX has
+
     # they load Keras, which the process that calls kf.run may never need
     from keras_flow.backends.active import backend
     from keras_flow.backends.installing import install
 
     _silence(pipe)
     sys.addaudithook(_end_before_it_is_noticed)
+    # compiled code announces nothing: it gets an error where it writes into a file (pipes are none)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:
         install(backend())
         local = tuple(range(ranks // processes))

@@ -5,9 +5,13 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from keras_flow.launch import on_ray
+from keras_flow.launch.failure import RankError
+from keras_flow.launch.job import Job
 from tests import sampling
 from tests.launch import programs
 
@@ -140,6 +144,59 @@ def test_a_function(cluster: str, tmp_path: Path) -> None:
     assert printed[0] == "(21.0, 2)" or "(21.0, 2)" in out
     assert "rank 1 of 2" in out and "ValueError: boom" in out
     assert "a job of 64 processes needs as many CPUs of the Ray cluster, which has 3 on 2 nodes" in out
+
+
+class _TaskError(Exception):
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
+
+
+class _ActorError(Exception):
+    pass
+
+
+class _FakeRay:
+    """Ray as far as results of actors go: each is an error, which arrive in this order."""
+
+    exceptions = SimpleNamespace(RayTaskError=_TaskError, RayActorError=_ActorError)
+
+    def wait(self, waiting: list[Exception], timeout: float | None) -> tuple[list[Exception], list[Exception]]:
+        return waiting[:1], waiting[1:]
+
+    def get(self, found: Exception) -> None:
+        raise found
+
+
+def test_a_lost_node_is_the_cause_whoever_is_heard_of_first() -> None:
+    lost, blamed = _ActorError("node died"), RankError("rank 0 failed: Connection closed", 0)
+    for order in ([_TaskError(blamed), lost], [lost, _TaskError(blamed)]):
+        with pytest.raises(_ActorError):
+            on_ray._results(_FakeRay(), {each: rank for rank, each in enumerate(order)})
+    with pytest.raises(RankError):
+        on_ray._results(_FakeRay(), {_TaskError(blamed): 0})
+
+
+def test_attempts_are_counted_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The launchers of the actors start nothing again: their logs go on, and the number is that of the job."""
+    tried: list[tuple[int, int]] = []
+
+    def placed(ray: object, job: Job, payload: object, gpus: float) -> bytes:
+        tried.append((job.attempt, job.restarts))
+        if len(tried) == 1:
+            raise _ActorError("node died")
+        if len(tried) == 2:
+            raise RankError("rank 1 failed", 1, 3)
+        return b"result"
+
+    fake = SimpleNamespace(
+        is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 2.0}, nodes=list, exceptions=_FakeRay.exceptions
+    )
+    monkeypatch.setattr(on_ray, "_ray", lambda: fake)
+    monkeypatch.setattr(on_ray, "_placed", placed)
+    assert on_ray.launch(Job(2, ["true"], 60.0, restarts=2)) == b"result"
+    assert tried == [(0, 0), (1, 1), (2, 2)]
+    out, err = capsys.readouterr()
+    assert out == "" and "restart 1 of 2" in err and "rank 1 failed\nkeras-flow: restart 2 of 2" in err
 
 
 def test_without_ray(tmp_path: Path) -> None:

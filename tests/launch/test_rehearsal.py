@@ -25,6 +25,10 @@ def noticed():
     print("printed")
     open(sys.argv[1], "w")
 
+def compiled():
+    import torch
+    torch.save(np.ones(9999), sys.argv[1] + ".pt")
+
 def catches():
     try: train({"nothing": {"model": kf.sbp.split(1)}})
     except kf.LayoutError: pass
@@ -50,6 +54,7 @@ if __name__ == "__main__":
         if name == "targets": told(train, right, lambda: None, ((0, 1), (2, 3)), 8, 3)
         if name == "right": rehearsal.rehearse(train, (right,), {}, 4, 4)
         if name == "noticed": rehearsal.rehearse(train, ({"nothing": "B"}, noticed), {}, 4, 4)
+        if name == "compiled": rehearsal.rehearse(train, (right, compiled), {}, 4, 4)
         if name == "catches": rehearsal.rehearse(catches, (), {}, 4, 4)
         if name == "other": rehearsal.rehearse(lambda: 1 / 0, (), {}, 4, 4)
         if name == "long": rehearsal._SECONDS = 0.5
@@ -59,7 +64,7 @@ if __name__ == "__main__":
 
 def test_what_is_found_and_what_is_left_to_the_ranks(tmp_path: Path) -> None:
     script = programs.write(tmp_path, PROGRAM)
-    cases = "nothing axis key ranks shape targets right noticed catches other long"
+    cases = "nothing axis key ranks shape targets right noticed compiled catches other long"
     process = programs.start([str(script), str(tmp_path / "file")], "torch", CASES=cases)
     code, out, err = programs.finish(process, 200)
     assert code == 0, err
@@ -84,5 +89,7 @@ def test_what_is_found_and_what_is_left_to_the_ranks(tmp_path: Path) -> None:
         assert said[name].startswith(f"{kind}|"), said[name]
         assert text in said[name] and where in said[name], said[name]
     assert "# the step" in said["nothing"]
-    assert not any(said[name] for name in ("right", "noticed", "catches", "other", "long")), out
+    assert not any(said[name] for name in ("right", "noticed", "compiled", "catches", "other", "long")), out
     assert not (tmp_path / "file").exists()
+    written = tmp_path / "file.pt"
+    assert not written.exists() or not written.stat().st_size

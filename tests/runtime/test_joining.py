@@ -13,6 +13,7 @@ from keras_flow.current import channel, joining
 from keras_flow.current.channel import Channel, Listener, connect
 from keras_flow.current.processes import Processes
 from keras_flow.errors import FlowError
+from tests.launch import programs
 
 
 def test_a_signal_does_what_it_did_before_also_after_an_error() -> None:
@@ -131,3 +132,25 @@ def test_the_cause_of_a_silent_process_is_said_once() -> None:
     inner = joining.SilentProcess(1, 3, 1.0, TimeoutError("nothing was written"))
     outer = joining.SilentProcess(1, 3, 30.0, inner.__cause__ or inner)
     assert str(outer).startswith("process 1 of 3 did not answer within 30 s (nothing was written). Every process")
+
+
+@pytest.mark.timeout(90)
+def test_a_port_of_tensorflow_is_held_until_all_have_chosen() -> None:
+    """The system gives a port that was let go to the next process that asks for one."""
+    program = """
+import socket
+from unittest import mock
+from keras_flow.backends.tensorflow import processes
+from keras_flow.current.processes import Processes
+
+def connect(host, port, token, hello, limit):
+    with socket.socket() as other:
+        try: other.bind(("", hello["port"]))
+        except OSError: print("held")
+    return mock.Mock(receive=lambda seconds: {"addresses": ["a:1", "b:2"]})
+
+with mock.patch.object(processes.channel, "connect", connect):
+    print(processes._exchanged_addresses(Processes(index=1, count=2, host="a", port=1), 5.0))
+"""
+    code, out, err = programs.finish(programs.start(["-c", program], "tensorflow"), 80)
+    assert (code, out) == (0, "held\n('a:1', 'b:2')\n"), err
