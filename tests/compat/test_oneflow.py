@@ -239,6 +239,40 @@ def test_operators_and_what_they_return() -> None:
 
 
 @pytest.mark.usefixtures("four_ranks")
+def test_slices_of_all_rows_keep_them() -> None:
+    x = np.arange(15, dtype="float32").reshape(5, 3)
+    kept: list[bool] = []
+
+    def sliced(a: Any) -> list:
+        row = a[:, 0]
+        found = [a[0:5], a[::1, 1], a[..., 0], row[...], a[0:2], row[..., 1]]
+        kept.extend(each.rows == 5 for each in found)
+        return found
+
+    found = _computed(sliced, x)
+    assert kept[-6:] == [True, True, True, True, False, False]
+    for value, wanted in zip(found, [x, x[:, 1], x[:, 0], x[:, 0], x[:2], x[1, 0]], strict=True):
+        np.testing.assert_array_equal(value, wanted)
+
+
+@pytest.mark.usefixtures("four_ranks")
+def test_several_losses_are_minimized_by_the_sum_of_their_means() -> None:
+    _begin()
+
+    @flow.global_function("train")
+    def job(x: tp.Numpy.Placeholder((5, 3))) -> tp.Numpy:
+        weight = flow.get_variable("w", (3,), initializer=flow.constant_initializer(2.0))
+        losses = [x * weight, flow.math.reduce_mean(4.0 * x[:, 0] * weight[0])]
+        flow.optimizer.SGD(flow.optimizer.PiecewiseConstantScheduler([], [0.5]), momentum=0).minimize(losses)
+        return x * weight
+
+    x = np.arange(15, dtype="float32").reshape(5, 3)
+    job(x)
+    after = job(x)[1] / x[1]
+    np.testing.assert_allclose(after, 2.0 - 0.5 * (x.mean(0) / 3 + 4 * x.mean(0) * [1, 0, 0]), rtol=1e-5)
+
+
+@pytest.mark.usefixtures("four_ranks")
 def test_a_job_without_arguments() -> None:
     def own() -> list:
         weight = flow.get_variable("w", (3,), initializer=flow.constant_initializer(2.0))

@@ -51,9 +51,13 @@ class Blob:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype})"
 
     def __getitem__(self, key: Any) -> Blob:
-        first = key[0] if isinstance(key, tuple) else key
-        keeps = self.rows is None or first in (Ellipsis, slice(None))
-        return apply(lambda x: x[key], self, **({} if keeps else {"rows": None}))
+        first, *others = key if isinstance(key, tuple) else (key,)
+        if isinstance(first, slice) and first.indices(self.shape[0]) == (0, self.shape[0], 1):
+            first = slice(None)  # all rows, of which a rank has some
+        keeps = self.rows is None or first == slice(None)
+        if first is Ellipsis:
+            keeps = len([each for each in others if each is not None]) < len(self.shape)
+        return apply(lambda x: x[(first, *others)], self, **({} if keeps else {"rows": None}))
 
     def __iter__(self) -> NoReturn:
         raise FlowError(f"{self!r}: a value of a job is known when the job runs, and has no items to go through")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from keras_flow.compat.oneflow import tracing
-from keras_flow.compat.oneflow.blobs import Blob, value_of
+from keras_flow.compat.oneflow.blobs import Blob, Reduced, apply, value_of
 from keras_flow.compat.oneflow.missing import Names, listed
 from keras_flow.errors import FlowError
 
@@ -115,18 +117,29 @@ class Minimizer:
     def __init__(self, make: Callable[[], keras.Optimizer]) -> None:
         self._make = make
 
-    def minimize(self, model_diff: Blob) -> None:
-        """Minimize the mean of a loss, in a train job, by all trainable variables.
+    def minimize(self, model_diff: Blob | Sequence[Blob]) -> None:
+        """Minimize the mean of a loss, or the sum of the means of several, in a train job, by all trainable variables.
 
         Raises:
             FlowError: in a predict job, or a second time.
         """
-        trace, blob = tracing.current("flow.optimizer.minimize"), value_of(model_diff, "optimizer.minimize")
+        trace = tracing.current("flow.optimizer.minimize")
+        several = model_diff if isinstance(model_diff, list | tuple) else [model_diff]
+        first, *others = [value_of(each, "optimizer.minimize") for each in several]
+        blob = functools.reduce(operator.add, map(_for_each_row, others), _for_each_row(first)) if others else first
         if not trace.is_training:
             raise FlowError(f'job {trace.job!r} minimizes a loss: write @flow.global_function(type="train")')
         if trace.minimized is not None:
             raise FlowError(f"job {trace.job!r} minimizes two losses; add them first")
         trace.minimized = (blob, self._make)
+
+
+def _for_each_row(loss: Blob) -> Blob:
+    """A loss whose mean is that of a loss, with a value for each row where it has rows."""
+    if isinstance(loss, Reduced) and loss.name == "mean":
+        loss = loss.of_rows
+    others = tuple(range(1, len(loss.shape)))
+    return loss if loss.rows is None or not others else apply(lambda x: ops.mean(x, others), loss)
 
 
 def _minimizer(name: str, options: str, make: Callable[..., keras.Optimizer]) -> Callable[..., Minimizer]:
