@@ -122,7 +122,9 @@ class CellRun:
         own = {index: failure for index, failure in failures.items() if not failure.lost_neighbour} or failures
         first = min(own, key=lambda index: own[index].time)
         alike = [index for index in own if own[index].summary == own[first].summary]
-        note = self._freed(stuck)
+        # one that was left out, or that went on, counts other calls than those that failed
+        apart = len(alike) < self._workers.count
+        note = self._freed(stuck, apart)
         label, each = self._workers.label, self._workers.each
         text = f"{label([first])} failed first: {own[first].summary}"
         if len(alike) == len(self._indices) > 1:
@@ -157,10 +159,15 @@ class CellRun:
         workers.order(pending, "stop_after", steps=steps)
         return steps if self._until(lambda: not self._pending(), _STEP_SECONDS) else None
 
-    def _freed(self, stuck: Sequence[int]) -> str:
-        """Free ranks that still run the cell; a note for the error where something was lost."""
+    def _freed(self, stuck: Sequence[int], apart: bool = False) -> str:
+        """Free ranks that still run the cell, and begin anew; a note for the error where something was lost.
+
+        Args:
+            stuck: the ranks.
+            apart: begin anew also where there are none.
+        """
         workers = self._workers
-        if not stuck:
+        if not stuck and not apart:
             return ""
         workers.interrupt(stuck)
         ended_well = self._until(lambda: not self._pending(), _SIGNAL_SECONDS)
@@ -171,8 +178,12 @@ class CellRun:
             ended_well = self._until(lambda: not self._pending(), _CUT_SECONDS)
         if ended_well and workers.rejoin():
             return (
-                "\nThe workers are usable, with their variables; weights of a model that was being trained may be "
-                "a step apart: build it again, or load them."
+                ""
+                if not stuck
+                else (
+                    "\nThe workers are usable, with their variables; weights of a model that was being trained may be "
+                    "a step apart: build it again, or load them."
+                )
             )
         workers.end()
         return f"\nThe others could not be freed, and all workers were ended. {RESTART}"

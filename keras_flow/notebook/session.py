@@ -151,12 +151,12 @@ def run(
             "files, locks and models that exist in the notebook stay there: make them inside the function."
         ) from error
     everywhere = range(workers.count)
-    workers.view(everywhere).push({_CALL: sent}).wait()
+    workers.apply(worker.take, cloudpickle.dumps({_CALL: sent}))
     source = (
         f"from keras_flow.notebook import worker as _keras_flow_worker\n{_RESULT} = _keras_flow_worker.call({_CALL})"
     )
     CellRun(workers, everywhere, source, False, timeout or _TIMEOUT_SECONDS).run()
-    return [cloudpickle.loads(result) for result in workers.view(everywhere).pull(_RESULT).get()]
+    return [cloudpickle.loads(result) for result in workers.apply(worker.give_up, _RESULT, _CALL)]
 
 
 @shown_briefly
@@ -187,7 +187,17 @@ def _pulled(names: Sequence[str], rank: int) -> list[Any]:
         worker.require_names(names, space)
         return [worker.plain(space[name]) for name in names]
     index = _index(ranks, rank)
-    pickled = ranks.apply_each(worker.give, [(list(names), each == index) for each in range(ranks.count)])
+    # which names are missing is asked first: a rank would wait in a collective for those that have no such variable
+    held = ranks.apply_each(worker.held, [(list(names), each == index) for each in range(ranks.count)])
+    for name in names:
+        lacking = [each for each, there in enumerate(held) if there.get(name) != "shared"]
+        if held[index][name] == "shared" and lacking:
+            raise FlowError(
+                f"kf.notebook.pull: {name} may lie on several ranks, and {ranks.label(lacking)} has no such variable"
+            )
+    parts = [[name for name in names if there.get(name) == held[index][name] != "plain"] for there in held]
+    parts[index] = list(names)
+    pickled = ranks.apply_each(worker.give, [(part, each == index) for each, part in enumerate(parts)])
     values = cloudpickle.loads(pickled[index])
     return [values[name] for name in names]
 

@@ -26,9 +26,10 @@ class Live:
         """Show what that rank has written since the last call; `stdout` is all that it has written."""
         if stdout == self._seen:
             return
-        pairs = enumerate(zip(self._seen, stdout, strict=False))
-        length = next((at for at, (old, new) in pairs if old != new), min(len(self._seen), len(stdout)))
-        same = stdout[:length]
+        same = self._seen
+        if not stdout.startswith(same):
+            pairs = enumerate(zip(self._seen, stdout, strict=False))
+            same = stdout[: next((at for at, (old, new) in pairs if old != new), min(len(self._seen), len(stdout)))]
         if same == self._seen:
             text = output.labelled(stdout[len(same) :], self._name, same[-1:] in ("", "\n"))
         else:  # ipyparallel drops the states of a line that was written over

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+
+import keras_flow
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 #: files of an engine and of ours, in which a rank waits for others, and of a cell
-_WAITING = re.compile(r"torch/distributed/|keras_flow/|backends/|jaxlib?/|tensorflow/")
+_OURS = re.escape(os.path.dirname(keras_flow.__file__))
+_WAITING = re.compile(rf"-packages/(torch/distributed|jaxlib|jax|tensorflow)/|{_OURS}/")
 _CELL = re.compile(r"ipykernel_\d+/|<ipython-input")
 #: functions that are collectives by their name, as engines and `kf.comm` call them
 _COLLECTIVE = re.compile(
@@ -18,7 +22,7 @@ def where(stack: str) -> str:
     """In words, what a rank is doing, from a stack as `faulthandler` writes it, innermost frame first.
 
     Example:
-        >>> print(where('''  File "/site/torch/distributed/distributed_c10d.py", line 9 in all_reduce
+        >>> print(where('''  File "/site-packages/torch/distributed/distributed_c10d.py", line 9 in all_reduce
         ...   File "/tmp/ipykernel_7/1.py", line 3 in <module>'''))
         all_reduce (distributed_c10d.py:9), called in line 3 of the cell
     """

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import cloudpickle
@@ -77,11 +78,23 @@ def _obey(gate: pausing.Gate, folder: Path, rank: int) -> None:
             if order["do"] == "open":
                 gate.open()
             elif order["do"] == "hold":
-                _answer(folder / f"held-{rank}-{order['number']}", gate.hold())
+                begun = gate.hold()
+                _answer(folder / f"held-{rank}-{order['number']}", begun if _in_a_loop() else 0)
             elif order["do"] == "stop_after":
                 gate.stop_after(order["steps"])
             elif order["do"] == "cut":
                 connections.cut(order["peers"], int(os.environ["MASTER_PORT"]))
+
+
+def _in_a_loop() -> bool:
+    """Whether the main thread is inside a loop of Keras, which passes the gate again."""
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        is_loop = frame.f_code.co_name in ("fit", "evaluate", "predict")
+        if is_loop and str(frame.f_globals.get("__name__")).startswith("keras."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _answer(path: Path, begun: int) -> None:
@@ -101,6 +114,33 @@ def rejoin(times: int) -> bool:
     return backend().rejoin(times)
 
 
+def held(names: Sequence[str], sends: bool) -> dict[str, str]:
+    """Name -> `"plain"`, `"tensor"`, or `"shared"` of a value that may lie on several ranks; what the cells have.
+
+    Args:
+        names: the names of the variables.
+        sends: whether this rank's are wanted.
+
+    Raises:
+        FlowError: one is not there that is wanted.
+    """
+    space = _namespace()
+    if sends:
+        require_names(names, space)
+    return {name: _kind(space[name]) for name in names if name in space}
+
+
+def _kind(value: Any) -> str:
+    import keras
+
+    from keras_flow.tensors.global_tensor import GlobalTensor
+
+    parts = keras.tree.flatten(value)
+    if any(isinstance(part, GlobalTensor | keras.Variable) for part in parts):
+        return "shared"
+    return "tensor" if any(map(keras.ops.is_tensor, parts)) else "plain"
+
+
 def give(names: Sequence[str], sends: bool) -> bytes:
     """Variables of the cells, pickled.
 
@@ -110,10 +150,9 @@ def give(names: Sequence[str], sends: bool) -> bytes:
             on several ranks) is done.
 
     Raises:
-        FlowError: one is not there, or cannot be sent.
+        FlowError: one cannot be sent.
     """
     space = _namespace()
-    require_names(names, space)
     values = {name: plain(space[name]) for name in names}
     if not sends:
         return b""
@@ -168,6 +207,14 @@ def require_names(names: Sequence[str], space: Mapping[str, object]) -> None:
         others = sorted(name for name in space if not name.startswith("_") and name not in _OF_IPYTHON)
         has = f"they have {', '.join(others[:20])}" if others else "they have none"
         raise FlowError(f"kf.notebook.pull: the cells have no variable {', '.join(missing)}; {has}")
+
+
+def give_up(name: str, *others: str) -> Any:
+    """Return a variable of the cells, which they have no longer, nor the others."""
+    space = _namespace()
+    for other in others:
+        space.pop(other)
+    return space.pop(name)
 
 
 def take(pickled: bytes) -> None:

@@ -57,6 +57,7 @@ class Workers:
         self.times_rejoined = 0
         self.folder = JobFolder(tempfile.mkdtemp(prefix="keras-flow-"))
         self._exits = contextlib.ExitStack()
+        self._exits.callback(shutil.rmtree, self.folder.path, ignore_errors=True)
         self._ranks: Ranks | None = None
         self._client: ipyparallel.Client | None = None
         self._ids: list[int] = []
@@ -68,10 +69,9 @@ class Workers:
             FlowError: ipyparallel is missing, or the versions of kernel and workers differ.
             LaunchError: a worker did not start.
         """
-        require_ipyparallel()
-        _warn_of_cores(self.count)
-        self._exits.callback(shutil.rmtree, self.folder.path, ignore_errors=True)
         try:
+            require_ipyparallel()
+            _warn_of_cores(self.count)
             with working(f"starting {self.count} worker processes for {self.engine}"):
                 self._start()
         except BaseException:

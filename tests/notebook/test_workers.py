@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,12 +99,45 @@ def test_training_shows_one_bar_and_gives_its_history(notebook: Kernel) -> None:
 def test_a_function_of_a_cell_runs_on_all_ranks(notebook: Kernel) -> None:
     source = "offset = 10\ndef f(n):\n    return kf.env.get_rank() * n + offset\nkf.notebook.run(f, args=(3,))"
     assert notebook.run(source).text.strip() == "[10, 13]"
+    assert notebook.run("%%ranks\n'_keras_flow_result' in globals()").text.strip() == "[ranks 0-1] False"
     failed = notebook.run(
         "def g():\n    if kf.env.get_rank():\n        raise ValueError('no')\nkf.notebook.run(g)"
     ).text
     assert "raise ValueError('no')" in failed and "rank 1 failed first: ValueError: no" in failed, failed
     assert "kf.notebook.run takes a function, got 3" in notebook.run("kf.notebook.run(3)").text
     assert "kf.notebook.pull: the cells have no variable nothing" in notebook.run("kf.notebook.pull('nothing')").text
+
+
+def test_a_variable_of_one_rank_is_pulled_from_it(notebook: Kernel) -> None:
+    """What a collective would bring, and only that, needs the others."""
+    whole = "kf.ones((4,), placement=kf.Placement([0, 1]), sbp='S(0)')"
+    made = f"%%ranks\nboth = {whole}\nif kf.env.get_rank() == 1:\n    mine, split = {{'a': [1]}}, both"
+    assert not notebook.run(made).failed
+    assert notebook.run("kf.notebook.pull('mine', rank=1)").text.strip() == "{'a': [1]}"
+    assert "split may lie on several ranks, and rank 0 has no" in notebook.run("kf.notebook.pull('split', rank=1)").text
+    assert "the cells have no variable mine" in notebook.run("kf.notebook.pull('mine', rank=0)").text
+    assert notebook.run("kf.notebook.pull('mine', 'both', rank=1)[1].sum()").text.strip().endswith("4.0)")
+
+
+def test_a_cell_that_fails_on_one_rank_leaves_no_call_behind(notebook: Kernel) -> None:
+    """The other rank went on to the end: it has made fewer calls, or more, than the one that failed."""
+    reduce = "kf.comm.all_reduce(keras.ops.ones(3)"
+    assert not notebook.run(f"%%ranks\nfor _ in range(3): {reduce})").failed
+    begun = notebook.run(
+        f"%%ranks\nif kf.env.get_rank():\n    {reduce} * 5, async_op=True)\n    raise ValueError('no')"
+    )
+    assert "rank 1 failed first: ValueError: no" in begun.text, begun.text
+    shown = notebook.run(f"%%ranks --timeout 20\nprint(float({reduce}).sum()))")
+    assert shown.text.strip() == "[ranks 0-1] 6.0", shown.text
+
+
+def test_the_stop_button_after_a_fit_of_the_same_cell(notebook: Kernel) -> None:
+    notebook.run(TRAIN)
+    source = "%%ranks\nmodel.fit(x, y, batch_size=32, verbose=0)\nimport time; time.sleep(60)"
+    began = time.monotonic()
+    shown = notebook.run(source, interrupt_after=6)
+    assert shown.failed and "the cell was stopped on ranks 0-1" in shown.text, shown.text
+    assert time.monotonic() - began < 20
 
 
 def test_a_failure_names_the_line_and_the_rank_and_leaves_the_others_usable(notebook: Kernel) -> None:
