@@ -18,6 +18,8 @@ _MISFIT = re.compile(
     r".*(?:incompatible with the layer|Invalid input shape|[Ee]xpect\w* \d+ (?:named )?input|[Mm]issing data for input"
     r").*"
 )
+#: words of ours for targets of another shape than a loss takes
+_TARGETS = "targets that the loss does not take"
 #: how Keras colours its errors
 COLOURS = re.compile(r"\x1b\[\d*m")
 #: what they say of a tensor that has no name and no value
@@ -25,13 +27,15 @@ _TRACED = re.compile(r" with name 'None'| \w*Tracer\([^)]*\)| and path ''")
 
 
 def misfit(error: BaseException) -> str | None:
-    """The line of an error of Keras that says what a layer does not take; None for an error about another thing.
+    """The line of an error that says what a layer, or a loss, does not take; None for an error about another thing.
 
     Example:
         >>> misfit(ValueError("Exception encountered. Input 0 is incompatible with the layer: axis -1 is 8"))
         'Exception encountered. Input 0 is incompatible with the layer: axis -1 is 8'
         >>> misfit(ValueError("no such file"))
     """
+    if isinstance(error, FlowError):
+        return str(error) if _TARGETS in str(error) else None
     found = _MISFIT.search(COLOURS.sub("", str(error))) if isinstance(error, ValueError) else None
     return _TRACED.sub("", found[0]).strip() if found else None
 
@@ -82,13 +86,10 @@ def refused_targets(model: keras.Model, y: object, computed: object) -> str | No
         return None
     try:
         compute_output_spec(lambda y, out: model.compute_loss(y=y, y_pred=out), tensors(y, model), computed)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         text = COLOURS.sub("", str(error)).strip().partition("\n")[0]
-        if "shape" in text:
-            return (
-                f"targets that the loss does not take: y has the shape {shapes(y)}, the model's output "
-                f"{shapes(computed)}. {text}"
-            )
+        if "shape" in text or "size of tensor" in text:  # the second are torch's words
+            return f"{_TARGETS}: y has the shape {shapes(y)}, the model's output {shapes(computed)}. {text}"
     except Exception:  # it needs values
         return None
     return None

@@ -46,7 +46,6 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _OF_LAYOUTS = (
     *("keras_flow.sbp", "keras_flow.placements", "keras_flow.layout", "keras_flow.distributions."),
     "keras_flow.user_file",
-    "keras_flow.backends.symbolic",
 )
 _KINDS = {kind.__name__: kind for kind in (FlowError, LayoutError)}
 
@@ -141,7 +140,7 @@ def play(main: Callable[[], object], ranks: int, processes: int, pipe: int) -> N
         with dry_run.on(World(ranks, backend().world().type, local, 0, processes)):
             main()
     except FlowError as error:
-        if _is_of_layouts(error):
+        if _is_of_layouts(error) or symbolic.misfit(error):
             _tell(pipe, error, str(error))
     except BaseException as error:
         if text := symbolic.misfit(error):
