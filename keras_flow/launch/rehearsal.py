@@ -131,9 +131,9 @@ def play(main: Callable[[], object], ranks: int, processes: int, pipe: int) -> N
 
     _silence(pipe)
     sys.addaudithook(_end_before_it_is_noticed)
-    # compiled code announces nothing: it gets an error where it writes into a file (pipes are none)
+    # compiled code announces nothing: it gets an error where it writes into a file
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     try:
         install(backend())
         local = tuple(range(ranks // processes))
@@ -149,6 +149,10 @@ def play(main: Callable[[], object], ranks: int, processes: int, pipe: int) -> N
 
 
 def _tell(pipe: int, error: BaseException, text: str) -> None:
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # `pipe` may be a file
     where = "".join(traceback.format_list(frames_of_user(error)[-1:]))
     os.write(pipe, json.dumps([type(error).__name__, text, where]).encode())
 

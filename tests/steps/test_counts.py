@@ -21,8 +21,8 @@ EXPECTED = {
     # data parallel: all gradients and what the loss adds to the logs in one all-reduce; hooks: the model's and its
     # layers' calls, assignments of metric and optimizer state, and the logs
     "torch": {
-        "data parallel": {TO_HOST: 1, COLLECTIVES: 1, HOOKS: 10},
-        "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 13},
+        "data parallel": {TO_HOST: 1, COLLECTIVES: 1, HOOKS: 9},
+        "tensor parallel": {TO_HOST: 1, COLLECTIVES: 2, HOOKS: 12},
         "one rank": {TO_HOST: 1},
     },
 }

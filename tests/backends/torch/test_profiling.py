@@ -34,7 +34,7 @@ def collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *events: dict[s
     monkeypatch.setattr(profiling, "world", lambda: World(2, "cpu", (1,), 1, 2))
     file = tmp_path / "trace.json"
     file.write_text(json.dumps({"traceEvents": [event("begin", 1, 0.0, 1.0), *events]}))
-    return [found for found in profiling._events(file) if found.collective is not None]
+    return [found for found in profiling._events(file)[1] if found.collective is not None]
 
 
 def test_a_call_and_its_run_are_one_collective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
