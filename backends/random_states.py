@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from keras_flow.backends.active import tensor_engine
+from keras_flow.backends.engines import ENGINES
 from keras_flow.backends.rendezvous import agreement, meeting
 from keras_flow.errors import FlowError, warn
 
@@ -125,10 +126,9 @@ def set_states(given: Mapping[str, Any], loads: bool = False) -> None:
         given: what it returned.
         loads: load what a program has seeded there; else what is not loaded here is left out.
     """
-    if loads and "torch's" in given:
-        importlib.import_module("torch")
-    if loads and given.get(_TENSORFLOW, [None])[0] is not None:
-        importlib.import_module("tensorflow")
+    for name, engine in (("torch's", ENGINES["torch"]), (_TENSORFLOW, ENGINES["tensorflow"])) if loads else ():
+        if given.get(name, [None])[0] is not None:
+            importlib.import_module(engine.module)
     here = states()
     _set_states({name: state for name, state in given.items() if name in here})
 

@@ -18,7 +18,7 @@ _MISFIT = re.compile(
     r".*(?:incompatible with the layer|Invalid input shape|[Ee]xpect\w* \d+ (?:named )?input|[Mm]issing data for input"
     r").*"
 )
-#: words of ours for targets of another shape than a loss takes
+#: words of `refused_targets`
 _TARGETS = "targets that the loss does not take"
 #: how Keras colours its errors
 COLOURS = re.compile(r"\x1b\[\d*m")
@@ -89,7 +89,10 @@ def refused_targets(model: keras.Model, y: object, computed: object) -> str | No
     except (ValueError, TypeError, RuntimeError) as error:
         text = COLOURS.sub("", str(error)).strip().partition("\n")[0]
         if "shape" in text or "size of tensor" in text:  # the second are torch's words
-            return f"{_TARGETS}: y has the shape {shapes(y)}, the model's output {shapes(computed)}. {text}"
+            return (
+                f"targets that the loss does not take: y has the shape {shapes(y)}, the model's output "
+                f"{shapes(computed)}. {text}"
+            )
     except Exception:  # it needs values
         return None
     return None
