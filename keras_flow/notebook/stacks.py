@@ -6,11 +6,12 @@ import os
 import re
 
 import keras_flow
+from keras_flow.backends import engines
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 #: files of an engine and of ours, in which a rank waits for others, and of a cell
-_OURS = re.escape(os.path.dirname(keras_flow.__file__))
-_WAITING = re.compile(rf"-packages/(torch/distributed|jaxlib|jax|tensorflow)/|{_OURS}/")
+_OURS = "|".join(re.escape(os.path.dirname(str(module.__file__))) for module in (keras_flow, engines))
+_WAITING = re.compile(rf"-packages/(torch/distributed|jaxlib|jax|tensorflow)/|(?:{_OURS})/")
 _CELL = re.compile(r"ipykernel_\d+/|<ipython-input")
 #: functions that are collectives by their name, as engines and `kf.comm` call them
 _COLLECTIVE = re.compile(
