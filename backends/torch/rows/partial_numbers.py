@@ -10,7 +10,7 @@ divided by 3). `mean * 4` has the parts 4.0 and 4.0; `float(mean)` sums, 2.0 on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,15 +60,11 @@ class PartialNumber(DeferredTensor):
         return self._whole
 
     @classmethod
-    def __torch_dispatch__(
-        cls,
-        operator: torch._ops.OpOverload,
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        part = _in_parts(operator, args, dict(kwargs or {}))
-        return super().__torch_dispatch__(operator, types, args, kwargs) if part is None else part
+    def apart(
+        cls, operator: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object | None:
+        """The operator on the parts, where it is linear in them."""
+        return _in_parts(operator, args, kwargs)
 
     def given(self, shares: bool, writes: bool) -> torch.Tensor:
         """The sum, which counts from here on where it is written into, now or by a view."""

@@ -46,6 +46,13 @@ class DeferredTensor(torch.Tensor):
         return self.whole()
 
     @classmethod
+    def apart(
+        cls, operator: torch._ops.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object | None:
+        """What an operator gives from the parts alone, without the plain tensor; None where it needs that."""
+        return None
+
+    @classmethod
     def __torch_dispatch__(
         cls,
         operator: torch._ops.OpOverload,
@@ -53,6 +60,9 @@ class DeferredTensor(torch.Tensor):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
+        apart = cls.apart(operator, args, dict(kwargs or {}))
+        if apart is not None:
+            return apart
         writes = operator._schema.is_mutable
         shares = writes or any(value.alias_info for value in operator._schema.returns)
         seen: dict[int, DeferredTensor] = {}
