@@ -101,7 +101,7 @@ class Checkpoint(keras.callbacks.Callback):
         #: what is the best so far; `keep` spares its checkpoint
         self._best = Monitor(monitor, mode)
         self.save_on_signal = tuple(save_on_signal)
-        self._epoch = self._batch = self._since = self._batches = 0
+        self._epoch = self._batch = self._since = self._batches = self._newest = 0
         #: the first epoch of the `fit`, of one that goes on that of the first one
         self._first: int | None = None
         #: of the last step
@@ -145,7 +145,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._others = [each for each in others if each is not self and not isinstance(each, keras.callbacks.History)]
         self._history = next(each for each in others if isinstance(each, keras.callbacks.History))
         self._begun_with = [callback_states.plain(each) for each in self._others]
-        self._epoch = self._batch = self._since = self._batches = 0
+        self._epoch = self._batch = self._since = self._batches = self._newest = 0
         self._left, self._is_due, self._unsaved, self._first = None, False, None, None
         self._best.begin()
         self._loop, self._source, self._sources = None, None, positions.count()
@@ -280,8 +280,19 @@ class Checkpoint(keras.callbacks.Callback):
 
     @property
     def _step(self) -> int:
-        """The number of a checkpoint: updates, or trained batches where no optimizer of the model counts."""
-        return saving.step_of(self._trained()) or self._batches
+        """The number of a checkpoint: updates, or trained batches where no optimizer of the model counts.
+
+        It is never less than that of one before, which a `fit` that resumes would take for newer: an optimizer may
+        count late (the gradients of the first batches overflow).
+        """
+        model = self._trained()
+        is_late = any(
+            getattr(each, "gradient_accumulation_steps", None)
+            for optimizer in models.optimizers_of(model)
+            for each in models.with_inner(optimizer)
+        )
+        self._newest = max(self._newest, saving.step_of(model) or (0 if is_late else self._batches))
+        return self._newest
 
     def _save(self, epoch: int, batch: int, epoch_states: Mapping[str, Any], now: bool = False) -> None:
         model, self._unsaved = self._trained(), None
@@ -349,7 +360,7 @@ class Checkpoint(keras.callbacks.Callback):
         if step is None:
             return
         reader = Reader(*manifest.read(self.directory, step))
-        loading.load_from(reader, self._trained())
+        self._newest = loading.load_from(reader, self._trained()).step
         training = reader.manifest.training
         if not training:  # saved outside of `fit`: the weights are those, and the epochs begin
             return

@@ -318,7 +318,7 @@ def _apart(work: _Writing) -> None:
         note = _note_of(work.writing, work.here.process_index)
         _wait(lambda: store.is_over(work.writing, note), until, "process 0, which makes the checkpoint,")
         # one that a later save has removed already (`keep`) was written
-        is_followed = max({0, *manifest.steps(work.folder.parent)} - steps) > work.said.step
+        is_followed = any(each > work.said.step for each in set(manifest.steps(work.folder.parent)) - steps)
         if not is_followed and store.version(work.folder / manifest.NAME) in (None, before):
             raise FlowError(f"the checkpoint {str(work.folder)!r} was not written: process 0 failed, and says why")
         return
@@ -349,10 +349,8 @@ def _serialized(model: keras.Model) -> str:
 
 
 def step_of(model: keras.Model) -> int:
-    """Return how many updates the model's optimizer has made, or, where it makes none, another one of the model."""
-    optimizer, others = getattr(model, "optimizer", None), models.optimizers_of(model)
-    made = 0 if optimizer is None else int(np.asarray(optimizer.iterations))
-    return made or max((int(np.asarray(each.iterations)) for each in others if each.built), default=0)
+    """Return how many updates the model's optimizer has made; of several the most, which never becomes less."""
+    return max((int(np.asarray(each.iterations)) for each in models.optimizers_of(model)), default=0)
 
 
 # ---- folders

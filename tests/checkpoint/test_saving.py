@@ -1,0 +1,87 @@
+"""What number a checkpoint has, and what a process that writes one does with those that are there."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_flow as kf
+from keras_flow.checkpoint import manifest, saving, store
+
+pytestmark = pytest.mark.usefixtures("four_ranks")
+
+#: an optimizer, and the numbers of what a `fit` of 12 batches leaves that saves each
+_LATE = {
+    "accumulates": (lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=4), [0, 1, 2, 3]),
+    # the gradients of the first batches overflow
+    "overflows": (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=3e38), None),
+    "counts": (lambda: keras.optimizers.SGD(0.1), list(range(1, 13))),
+}
+
+
+@pytest.mark.parametrize("kind", _LATE)
+def test_the_newest_state_has_the_highest_number(kind: str, tmp_path: Path) -> None:
+    """Also where batches are trained before the optimizer counts: a job that is stopped there loses none."""
+    make, expected = _LATE[kind]
+    trained: list[int] = []
+    x = np.tile(np.eye(4, dtype="float32"), (3, 1))
+
+    def fit(stop: int) -> None:
+        with kf.DataParallel().scope():
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+            model.compile(make(), "mse")
+        saves = kf.callbacks.Checkpoint(tmp_path, 1, keep=None, save_on_signal=(), asynchronous=False)
+
+        def end(batch: int, logs: Any) -> None:
+            trained.append(batch)
+            if len(trained) == stop:
+                saves._lock.close()  # as of a process that is killed
+                raise KeyboardInterrupt
+
+        stops = keras.callbacks.LambdaCallback(on_train_batch_end=end)
+        model.fit(x, x, batch_size=1, callbacks=[saves, stops], verbose=0)
+
+    for stop in (2, 6, 11):
+        with pytest.raises(KeyboardInterrupt):
+            fit(stop)
+        found = kf.checkpoint.inspect(tmp_path)
+        # the last batch was not saved: the callback comes after the one that stops
+        assert (found.training["batch"], found.training["batches"]) == (trained[-1], trained[-1])
+    fit(-1)
+    assert trained == [0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8, 9, 10, 11]
+    there = manifest.steps(tmp_path)
+    assert there == (expected or there) and kf.checkpoint.inspect(tmp_path).training["epoch"] == 1
+
+
+def test_the_optimizer_that_counts_most_says_the_number() -> None:
+    """That of a GAN's generator may begin later than that of its discriminator."""
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+    model.compile("sgd", "mse")
+    model.second = keras.optimizers.SGD()
+    model.second.build(model.trainable_variables)
+    found = []
+    for first, second in ((0, 5), (1, 6)):
+        model.optimizer.iterations.assign(first)
+        model.second.iterations.assign(second)
+        found.append(saving.step_of(model))
+    assert found == [5, 6]
+
+
+def test_a_checkpoint_of_step_0_beside_one_that_is_written_again(tmp_path: Path) -> None:
+    """A process that waits for process 0 looks for later steps, of which there are none."""
+    for step in (0, 1):
+        (tmp_path / manifest.folder_of(step)).mkdir()
+        store.write_text(tmp_path / manifest.folder_of(step) / store.MANIFEST, "old")
+    folder = tmp_path / manifest.folder_of(1)
+
+    def write() -> None:
+        store.write_text(folder / store.MANIFEST, "new")
+
+    here, said = types.SimpleNamespace(process_index=1), types.SimpleNamespace(step=1)
+    work: Any = types.SimpleNamespace(here=here, folder=folder, writing=folder / "gone", write=write, said=said)
+    saving._apart(work)
