@@ -173,6 +173,11 @@ def put(new: Path, target: Path) -> None:
     _to_disk(target.parent)
 
 
+def is_noting() -> bool:
+    """Whether this is inside `noting`."""
+    return _notes.get() is not None
+
+
 def note(path: str | os.PathLike[str]) -> None:
     """Say inside `noting` that a file was written."""
     if (notes := _notes.get()) is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from keras_flow import atomic
 from keras_flow.backends.active import backend
 from keras_flow.backends.files import whole_files
 from keras_flow.backends.hooking import hook
@@ -62,25 +63,43 @@ def distribution_of(model: keras.Model, *args: object, **kwargs: object) -> Dist
     return remembered(model) or active()
 
 
+def distribution_or_loop(model: keras.Model, *args: object, **kwargs: object) -> Distribution | bool | None:
+    """Condition of the hook: `distribution_of`, or else whether a loop of one's own writes what must be whole.
+
+    Its processes know nothing of each other's calls, and a callback of `kf.on_preemption` may be killed.
+    """
+    in_loop = not writing.get() and (atomic.is_noting() or backend().world().process_count > 1)
+    return distribution_of(model) or in_loop or None
+
+
 @hook(
     "keras:saving",
     ("save_model", "save_weights"),
     "all processes call it with one path: process 0 writes, and renames what is whole",
-    when=distribution_of,
+    when=distribution_or_loop,
 )
 def save(
-    _: object, original: Callable[..., object], model: keras.Model, filepath: Any, *args: Any, **kwargs: Any
+    found: Distribution | bool,
+    original: Callable[..., object],
+    model: keras.Model,
+    filepath: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """Hook on `save_model` and `save_weights`: process 0 writes, beside the name, and renames.
 
     Without it all processes open one file, and those that fail leave the others waiting; and whoever is killed while it
-    writes leaves half a file where a whole one was.
+    writes leaves half a file where a whole one was. Without a distribution one process may write alone, or each another
+    file: each that calls writes a whole one.
     """
 
     def write() -> None:
         whole_files.save(original, model, filepath, *args, **kwargs)
 
-    once(write, model, original.__name__)
+    if found is True:
+        write()
+    else:
+        once(write, model, original.__name__)
 
 
 def once(action: Callable[[], object], model: keras.Model | None, name: str) -> None:

@@ -45,16 +45,13 @@ def compare(
     require_file(file, "keras-flow compare")
     from rich.console import Console
 
-    from keras_flow.cli.untested import say_untested
-    from keras_flow.compare.runner import CompareOptions, chosen_backends, compare  # loads keras
+    from keras_flow.compare.runner import CompareOptions, compare  # loads keras
     from keras_flow.user_file import with_schedule
 
-    requested = None if backends is None else names_of(backends)
-    say_untested(chosen_backends(requested)[0])
     named = with_schedule(() if layouts is None else names_of(layouts), schedule, microbatches)
     options = CompareOptions(
         file=file,
-        backends=requested,
+        backends=None if backends is None else names_of(backends),
         layouts=None if layouts is None else named,
         steps=steps,
         epochs=epochs,

@@ -41,9 +41,10 @@ def explain(
     if suggest and (as_json or all_rows):
         raise FlowError(f"--suggest prints rules() in Python; leave out {'--json' if as_json else '--all'}")
     from keras_flow.backends import active
+    from keras_flow.runtime.untested import say_untested
     from keras_flow.user_file import check_file, with_schedule
 
-    active.checked_name()  # before the file imports Keras, whose error names no backend that there is
+    say_untested([active.checked_name()])  # before the file imports Keras, whose error names no backend that there is
     (layout,) = with_schedule((layout,), schedule, microbatches)
     check_file(file, (layout,), "explain", ("build_model",), ranks)
     from rich.console import Console

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from keras_flow import atomic
 from keras_flow.backends.engines import ENGINES, that_train
 from keras_flow.cli.options import count
 from keras_flow.errors import FlowError
@@ -60,7 +61,7 @@ def init(
         out = Path(typer.prompt("File", default="run.sh"))
         _require_new(out, force)
     try:
-        out.write_text(text, encoding="utf-8")
+        atomic.write_text(out, text)
         out.chmod(0o755)
     except OSError as error:
         raise FlowError(f"keras-flow init cannot write {out}: {error.strerror}") from error

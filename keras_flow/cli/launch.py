@@ -18,12 +18,12 @@ from keras_flow import settings
 from keras_flow.backends import active
 from keras_flow.cli.check_build import check_build
 from keras_flow.cli.options import count
-from keras_flow.cli.untested import say_untested
 from keras_flow.current.processes import LOOPBACK
 from keras_flow.errors import FlowError
 from keras_flow.launch import launcher, noise, on_ray, roles, served, submit
 from keras_flow.launch.failure import Interruption, RankError
 from keras_flow.launch.job import Job, require_room, stated_timeout
+from keras_flow.runtime.untested import say_untested
 
 
 def launch(

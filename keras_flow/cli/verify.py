@@ -49,11 +49,11 @@ def verify(
     require_file(file, "keras-flow verify")
     from rich.console import Console
 
-    from keras_flow.cli.untested import say_untested
     from keras_flow.cli.verify_file import VerifyJob, verify_file
     from keras_flow.compare.runner import chosen_backends
     from keras_flow.progress import working
     from keras_flow.rules_check import RulesCheck
+    from keras_flow.runtime.untested import say_untested
     from keras_flow.user_file import check_file, with_schedule
 
     names, _ = chosen_backends(None if backends is None else names_of(backends))

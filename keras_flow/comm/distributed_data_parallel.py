@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from keras_flow.backends import hooking
 from keras_flow.backends.active import backend
+from keras_flow.backends.files import shared_files
 from keras_flow.comm.group import Group, dtype_name, parts_of, shape_of
 from keras_flow.comm.movements import broadcast
 from keras_flow.comm.reductions import all_reduce
@@ -53,7 +55,7 @@ class DistributedDataParallel:
         ...     optimizer = keras.optimizers.SGD(0.1)
         ...     ddp = kf.DistributedDataParallel(model)
         ...     step = ddp.value_and_grad(lambda x, y: keras.ops.mean((ddp(x) - y) ** 2))
-        ...     for x, y in batches_of(kf.env.get_rank()):
+        ...     for x, y in batches_of(kf.env.process_index()):
         ...         loss, gradients = step(x, y)
         ...         optimizer.apply(gradients, model.trainable_weights)
     """
@@ -95,6 +97,7 @@ class DistributedDataParallel:
         self._is_synced = True
         self._kept: list[Any] | None = None
         self._share(model.weights)
+        hooking.install_each(hooking.declared(shared_files))  # all processes may save the model under one name
         self._replica: Replica = backend().make_replica(
             model, members.ranks, self._bucket_bytes, find_unused_parameters
         )

@@ -31,6 +31,7 @@ from keras_flow.errors import FlowError
 from keras_flow.progress import working
 from keras_flow.rules_check import RulesCheck
 from keras_flow.runtime import versions
+from keras_flow.runtime.untested import say_untested
 from keras_flow.units import amount, decimal
 from keras_flow.user_file import check_file, may_split_weights, ranks_of
 
@@ -69,6 +70,7 @@ def compared(options: CompareOptions, show: Callable[[Comparison], object] = lam
 
 def _trained(options: CompareOptions) -> Comparison:
     backends, skipped = chosen_backends(options.backends)
+    say_untested(backends)
     named = options.layouts
     if named is None:
         named = LAYOUTS if may_split_weights(options.file) else WITHOUT_RULES

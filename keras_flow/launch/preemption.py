@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from keras_flow import atomic, settings
 from keras_flow.backends import hooking, object_hooks
 from keras_flow.backends.active import backend
+from keras_flow.backends.files import shared_files
 from keras_flow.errors import FlowError
 from keras_flow.launch import failure
 from keras_flow.launch.folder import own_folder
@@ -98,6 +100,10 @@ class PreemptionPoint:
             self._asked = number
             said = self._steps
         here = backend().world()
+        if here.process_index == 0:
+            # to the descriptor: the signal may have come amid a print
+            with contextlib.suppress(OSError):
+                os.write(2, b"keras-flow: asked to end; the callback runs after the next training step\n")
         if here.process_count > 1:
             backend().put_text(self._key(here.process_index), f":{said}")
             if here.process_index == 0:
@@ -244,8 +250,9 @@ def on_preemption(callback: Callable[[], object], signals: Sequence[str] = SIGNA
     """Call `callback` when the job is asked to end (SIGTERM, Ctrl-C), after the step that runs, in every process.
 
     Then the program leaves with status 143 or 130. Schedulers send SIGTERM some time before they kill; `keras-flow
-    launch` passes it to the processes of all hosts and gives them KERAS_FLOW_GRACE seconds (30). `model.save` and the
-    like may be called as ever: all processes are there. A second Ctrl-C ends the program at once.
+    launch` passes it to the processes of all hosts and gives them KERAS_FLOW_GRACE seconds (30). A validation or
+    compilation that runs has to end in them, too. `model.save` and the like may be called as ever: all processes are
+    there. A second Ctrl-C ends the program at once.
 
     Args:
         callback: without arguments. Called in the main thread, between two steps of `fit`.
@@ -278,7 +285,7 @@ def on_preemption(callback: Callable[[], object], signals: Sequence[str] = SIGNA
     backend().world()  # the job is joined before signals can ask about it
     if (folder := own_folder()) is not None:
         folder.asks_for_time.touch()
-    hooking.install_each(hooking.declared(object_hooks))
+    hooking.install_each(hooking.declared(object_hooks, shared_files))
     _point = point
     point.handle()
     return point

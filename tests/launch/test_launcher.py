@@ -66,6 +66,8 @@ def test_rank_is_killed(tmp_path: Path) -> None:
     assert (error.rank, error.exit_code) == (2, -9)
     assert "rank 2 of 3 failed: killed by SIGKILL" in str(error)
     assert "last words" in str(error)
+    error = fail(tmp_path, "if rank == 2: os.kill(os.getpid(), 9)\ntime.sleep(99)")
+    assert "its output" not in str(error), "there is none"
 
 
 def test_rank_leaves_with_a_code(tmp_path: Path) -> None:

@@ -69,18 +69,21 @@ def test_torch_rank_raises(tmp_path: Path) -> None:
     program = """
 import keras_flow as kf
 def main():
-    import torch, torch.distributed
+    import torch, torch.distributed, warnings
     if kf.env.get_rank() == 1:
         raise ValueError("boom")
+    warnings.warn("look here")
     torch.distributed.all_reduce(torch.ones(1))
 if __name__ == "__main__":
     try: kf.run(main, devices=2)
     except kf.LaunchError as error: print(error.rank, error)
 """
     code, out, err = tell(tmp_path, program)
-    assert (code, err) == (0, "")
+    script = tmp_path / "program.py"
+    assert (code, err) == (0, f'{script}:7: UserWarning: look here\n  warnings.warn("look here")\n')
     assert out.startswith("1 rank 1 of 2 failed: ValueError: boom (exit code 1)\n")
-    assert "in main\n" in out
+    assert f'File "{script}", line 6, in main\n    raise ValueError("boom")\n' in out
+    assert "dynamic-code" not in out
 
 
 def test_main_that_cannot_be_sent(tmp_path: Path) -> None:

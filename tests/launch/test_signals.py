@@ -19,7 +19,7 @@ from tests.launch import programs
 pytestmark = pytest.mark.timeout(300)
 
 PROGRAM = """
-import ctypes, os, signal, sys, time
+import contextlib, ctypes, os, signal, sys, time
 import keras_flow as kf
 kf.init()
 import keras, numpy as np
@@ -35,26 +35,50 @@ class Slow(keras.callbacks.Callback):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         if mode == "behind" and batch == 1 and index == 1:
             time.sleep(4)  # process 0 is in the next step meanwhile, which waits for this process
-        open(os.path.join(folder, f"begun-{index}"), "w").close()
+        if mode != "validates":
+            open(os.path.join(folder, f"begun-{index}"), "w").close()
         time.sleep(0.1)
+    def on_test_batch_end(self, batch, logs=None):
+        open(os.path.join(folder, f"begun-{kf.env.process_index()}"), "w").close()
+        time.sleep(0.5)
+    def on_test_end(self, logs=None):
+        open(os.path.join(folder, f"validated-{kf.env.process_index()}"), "w").close()
 def save():
     if mode == "fails" and kf.env.process_index() == 1:
         raise ValueError("no room")
+    if mode == "validates":
+        assert os.path.exists(f"validated-{kf.env.process_index()}")
     model.save("state.keras")
     if mode == "hangs":
         time.sleep(99)
     open(os.path.join(folder, f"ended-{kf.env.process_index()}"), "w").close()
 os.chdir(folder)
-with kf.DataParallel().scope():
+if mode == "split":
+    mesh = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
+    scope = kf.ModelParallel(mesh, rules={"dense/kernel": {"model": "S(1)"}}).scope()
+else:
+    scope = contextlib.nullcontext() if mode == "loop" else kf.DataParallel().scope()
+with scope:
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     callbacks = [Slow()]
     if mode in ("checkpoints", "behind", "deaf"):
         callbacks.append(kf.callbacks.Checkpoint("checkpoints", save_freq=1000))
-    elif mode != "bare":
+    elif mode not in ("bare", "loop"):
         kf.on_preemption(save)
     x = np.random.default_rng(1).normal(size=(240, 8)).astype("float32")
-    model.fit(x, x[:, :1], batch_size=30, epochs=100, verbose=0, callbacks=callbacks)
+    if mode == "loop":
+        ddp = kf.DistributedDataParallel(model)
+        step = ddp.value_and_grad(lambda rows: keras.ops.mean((ddp(rows) - rows[:, :1]) ** 2))
+        point = kf.on_preemption(save)
+        for batch in range(800):
+            loss, gradients = step(x[:30])
+            model.optimizer.apply(gradients, model.trainable_weights)
+            callbacks[0].on_train_batch_end(batch)
+            point.check()
+    rows = x[:120] if mode == "validates" else x
+    validation = (x, x[:, :1]) if mode == "validates" else None
+    model.fit(rows, rows[:, :1], batch_size=30, epochs=100, verbose=0, callbacks=callbacks, validation_data=validation)
 """
 
 #: runs Python in a group of its own
@@ -171,6 +195,22 @@ def test_the_callback_ends(
         assert lines == [
             "keras-flow: interrupted; the callback of kf.on_preemption has ended in every rank of this host"
         ]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow"])
+@pytest.mark.parametrize("mode", ["validates", "loop", "split"])
+def test_beside_steps_of_data_parallel(backend: str, mode: str, tmp_path: Path) -> None:
+    """In a long validation, in a loop of one's own whose processes all save, with weights that are gathered."""
+    shape = TWO if mode != "split" else (4, 1) if backend == "torch" else TWO_BY_TWO
+    codes, said = ended(tmp_path, backend, [TERM], shape=shape, mode=mode)
+    assert codes == [143], said
+    assert all_ended(tmp_path, shape[0]), said
+    lines = [line for line in said.splitlines() if line.startswith("keras-flow: ")]
+    assert lines == [
+        "keras-flow: asked to end; the callback runs after the next training step",
+        "keras-flow: interrupted; saved state.keras: keras.models.load_model('state.keras') goes on from there",
+    ], said
 
 
 @pytest.mark.parametrize("backend", sampling.on_one(["jax", "torch", "tensorflow"]))

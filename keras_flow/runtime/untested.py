@@ -1,4 +1,4 @@
-"""Says on standard error that a version of Keras or an engine was not tested, as every command does."""
+"""Says on standard error that a version of Keras or an engine was not tested, as commands that run one do."""
 
 from __future__ import annotations
 
