@@ -1,7 +1,7 @@
 """Tensors from process to process beside the engine's own collectives: a connection for each direction.
 
-An engine's message between two processes is a program that both must begin in one order. A process that drives several
-stages of a pipeline has no such order: it computes whatever is there. So a letter is written by a thread, read by
+An engine's message between two processes is a program that waits on a device until both have begun it. A process that
+drives several stages of a pipeline has others to compute meanwhile. So a letter is written by a thread, read by
 another, and lies in the receiver's box until somebody asks for it. Tensors pass through the memory of the hosts.
 
 Example: process 0 sends micro-batches 0 and 1 to rank 2 of process 1, which first takes gradients of its own.

@@ -13,7 +13,7 @@ process that is one rank holds its own, and all ranks of a stage update theirs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -104,16 +104,16 @@ class Lanes:
         ]
         return [outputs for outputs, _ in rows], [masks for _, masks in rows]
 
-    def keep_state(self, runs: Sequence[Pass], is_short: bool) -> None:
+    def keep_state(self, runs: Sequence[Pass], has_empty_lane: bool) -> None:
         """Give variables what the forward passes have assigned: it must be the same in each lane.
 
         Args:
             runs: of this process's lanes.
-            is_short: a lane may have had no rows; its seeds have stood still.
+            has_empty_lane: a lane has had no rows; its seeds have stood still.
         """
         if len(self.all) > 1:
             problems = [
-                self._agree_on_state(stage, [run for run in runs if stage.number in run.state], is_short)
+                self._agree_on_state(stage, [run for run in runs if stage.number in run.state], has_empty_lane)
                 for stage in self._stages
             ]
             self._raise_on_all([text for text in problems if text])
@@ -136,9 +136,9 @@ class Lanes:
         if problems:
             raise FlowError(problems[0])
 
-    def _agree_on_state(self, stage: Stage, runs: Sequence[Pass], is_short: bool) -> str:
+    def _agree_on_state(self, stage: Stage, runs: Sequence[Pass], has_empty_lane: bool) -> str:
         """Compare a stage's state between its ranks; all get that of the first. Returns what is wrong with it."""
-        if not (_has_own_state(stage) or (is_short and stage.state)) or not runs:
+        if not (_has_own_state(stage) or (has_empty_lane and stage.state)) or not runs:
             return ""
         first = runs[0].state[stage.number]
         if not self.is_alone:
@@ -174,13 +174,6 @@ class Lanes:
     def from_rank(self, rank: int, value: Any, is_like: bool = False) -> Any:
         """A structure of tensors that one rank has, on every process; `is_like`: all have tensors of its shapes."""
         return value if self.is_alone else backend().from_process_of(rank, value, is_like)
-
-
-def in_turn(works: Sequence[Generator[None]]) -> None:
-    """Run generators, each a piece at a time: near the order in time, so that engines that run ahead overlap lanes."""
-    left = list(works)
-    while left:
-        left = [work for work in left if next(work, StopIteration) is not StopIteration]
 
 
 def _has_own_state(stage: Stage) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -13,7 +13,6 @@ from keras import tree
 from keras_flow.backends.active import backend
 from keras_flow.current.keras_places import set_keras_mask
 from keras_flow.current.microbatch import Microbatch
-from keras_flow.errors import FlowError
 from keras_flow.layout import balanced
 from keras_flow.pipelines import losses, masks
 from keras_flow.pipelines.stages import Stage
@@ -59,6 +58,11 @@ class CutBatch:
             inner = [balanced(stop - start, lanes, lane) for lane in range(lanes)]
             self.parts.append([slice(start + first, start + last) for first, last in inner])
         self.signature = tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in self.inputs)
+
+    @property
+    def has_empty_lane(self) -> bool:
+        """Whether a lane has no rows of any micro-batch: of the first, which is the largest, the last has fewest."""
+        return self.parts[0][-1].start == self.parts[0][-1].stop
 
     def microbatch(self, number: int, lane: int) -> Microbatch:
         """The rows of a micro-batch in a lane."""
@@ -122,41 +126,15 @@ class Pass:
 
     # ---- the order of work
 
-    def follow(self, orders: Sequence[Sequence[Action]], sums: Lanes | None = None) -> Generator[None]:
-        """Run the lists of the ranks of this process, each action when what it needs is there.
+    def has_part_in(self, action: Action) -> bool:
+        """Whether this process computes the action's stage, and the lane has rows of its micro-batch; -1 is none."""
+        number = action.microbatch
+        return self.lane.is_own(action.stage) and (
+            number < 0 or self.batch.microbatch(number, self.lane.number).count > 0
+        )
 
-        Args:
-            orders: what each rank does, messages included.
-            sums: what adds up the gradients of all lanes; None where there are none.
-        """
-        own = [order for order in orders if self.lane.is_own(order[0].stage)]
-        waiting = [[action for action in reversed(order) if self._has_rows(action.microbatch)] for order in own]
-        # one action of each rank in turn: near the order in time, so that engines that run ahead overlap ranks
-        while any(waiting):
-            before = sum(map(len, waiting))
-            for order in waiting:
-                if order and self._can(order[-1]):
-                    # `kf.trace` shows them by their names in a schedule: 1F3 is stage 1, forward, micro-batch 3
-                    with backend().annotated(f"{order[-1]} on rank {self.lane.rank(order[-1].stage)}"):
-                        self._do(order.pop(), sums)
-            if sum(map(len, waiting)) == before:
-                stuck = ", ".join(str(order[-1]) for order in waiting if order)
-                raise FlowError(f"the schedule cannot go on: {stuck} wait for each other")
-            yield
-        self.lane.finish()
-
-    def _has_rows(self, number: int) -> bool:
-        """Whether this lane has rows of a micro-batch; -1 is no micro-batch."""
-        return number < 0 or self.batch.microbatch(number, self.lane.number).count > 0
-
-    def _can(self, action: Action) -> bool:
-        stage, kind, number = action
-        if kind in (RECV_F, RECV_B):
-            other = stage - 1 if kind == RECV_F else stage + 1
-            return not self.lane.is_own(other) or self.lane.has(stage, kind, number)
-        return True
-
-    def _do(self, action: Action, sums: Lanes | None) -> None:
+    def do(self, action: Action, sums: Lanes | None) -> None:
+        """Run an action; `sums` adds up the gradients of all lanes, None where there are none."""
         stage, kind, number = self.pipeline.stages[action.stage], action.kind, action.microbatch
         if kind == FORWARD:
             self._forward(stage, number)
@@ -271,6 +249,26 @@ class Pass:
                 # frozen weights of several stages stay on the rank that has them
                 if new is not old and id(variable) not in stage.frozen:
                     backend().write(variable, new)
+
+
+def follow(runs: Sequence[Pass], order: Sequence[Action], sums: Lanes | None = None) -> None:
+    """Run this process's part of what all ranks do: an action of all its lanes before the next.
+
+    All processes keep to one order, so that none waits for what the other does only after what that one waits for.
+
+    Args:
+        runs: the passes of its lanes.
+        order: what all ranks do, messages included.
+        sums: what adds up the gradients of all lanes; None where there are none.
+    """
+    for action in order:
+        for run in runs:
+            if run.has_part_in(action):
+                # `kf.trace` shows them by their names in a schedule: 1F3 is stage 1, forward, micro-batch 3
+                with backend().annotated(f"{action} on rank {run.lane.rank(action.stage)}"):
+                    run.do(action, sums)
+    for run in runs:
+        run.lane.finish()
 
 
 def is_float(tensor: Any) -> bool:

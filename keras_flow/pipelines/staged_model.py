@@ -25,14 +25,14 @@ from keras_flow.current.microbatch import Microbatch
 from keras_flow.errors import FlowError, warn
 from keras_flow.pipelines import losses
 from keras_flow.pipelines.graph import CallGraph, filled
-from keras_flow.pipelines.lanes import Lanes, in_turn
-from keras_flow.pipelines.passes import CutBatch, Pass, host, is_float, joined
+from keras_flow.pipelines.lanes import Lanes
+from keras_flow.pipelines.passes import CutBatch, Pass, follow, host, is_float, joined
 from keras_flow.pipelines.refused import refuse_losses_over_rows
 from keras_flow.pipelines.stages import Stage, StageLayer
 from keras_flow.pipelines.update import update
 from keras_flow.schedules import Schedule
-from keras_flow.schedules.action import FORWARD, Action
-from keras_flow.schedules.lowering import lowered
+from keras_flow.schedules.action import COMPUTED, FORWARD, Action
+from keras_flow.schedules.lowering import in_one_order
 
 ops: Any = keras.ops
 
@@ -55,8 +55,7 @@ class StagedModel:
         #: is told the rows of a training step that has more than those before; None: nobody asks
         self.look_at_rows: Callable[[int], None] | None = None
         self._most_rows = 0
-        self._schedules = {schedule.microbatches: schedule}
-        self._forward_orders: dict[int, tuple[tuple[Action, ...], ...]] = {}
+        self._orders: dict[tuple[int, bool], tuple[Action, ...]] = {}
         self._first_stage: dict[int, int] = {}
         self._computed: set[int] = set()
         self._programs: dict[Any, Any] = {}
@@ -80,11 +79,13 @@ class StagedModel:
         """Forget the programs: what the model was compiled with is in them, and where its variables are."""
         for programs in (self._programs, self._finish, self.updates):
             programs.clear()
+        for lane in self.lanes.all:
+            lane.forget_shapes()  # what has gradients at a cut depends on the loss
         self._looked_at_losses = False
 
     def reorder(self, schedule: Schedule) -> None:
         """Go on in another order of the same stages and micro-batches."""
-        self.schedule, self._schedules = schedule, {schedule.microbatches: schedule}
+        self.schedule, self._orders = schedule, {}
 
     # ---- steps, as Keras's trainer asks for them
 
@@ -103,9 +104,8 @@ class StagedModel:
         optimizer: Any = self.model.optimizer
         scale = loss_scale(optimizer)
         runs = self._passes(batch, training=True, with_loss=True, scale=scale)
-        orders = self._schedule(len(batch.parts)).lowered()
-        in_turn([run.follow(orders, self.lanes) for run in runs])
-        self.lanes.keep_state(runs, is_short=batch.rows < len(self.lanes.all))
+        follow(runs, self._order(len(batch.parts), with_backward=True), self.lanes)
+        self.lanes.keep_state(runs, batch.has_empty_lane)
         update(self, optimizer, self.lanes.gradients(), scale)
         return self._logs(batch, runs)
 
@@ -130,23 +130,17 @@ class StagedModel:
         self.lanes.begin()
         return [Pass(self, lane, batch, **settings) for lane in self.lanes.own]
 
-    def _schedule(self, microbatches: int) -> Schedule:
-        """The schedule for so many micro-batches: without the actions of those that there are not."""
-        if microbatches not in self._schedules:
-            orders = [[each for each in order if each.microbatch < microbatches] for order in self.schedule.orders]
-            self._schedules[microbatches] = Schedule(orders, self.schedule.name)
-        return self._schedules[microbatches]
-
-    def _forward_only(self, microbatches: int) -> tuple[tuple[Action, ...], ...]:
-        """Each rank's list of forward passes and messages: its stages take the micro-batches in their order."""
-        if microbatches not in self._forward_orders:
-            rank_of = self.schedule.rank_of
+    def _order(self, microbatches: int, with_backward: bool) -> tuple[Action, ...]:
+        """What all ranks do for so many micro-batches: the schedule without those that there are not."""
+        if (microbatches, with_backward) not in self._orders:
+            kinds = COMPUTED if with_backward else (FORWARD,)
             orders = [
-                [Action(stage, FORWARD, n) for n in range(microbatches) for stage in rank_of if rank_of[stage] == rank]
-                for rank in range(self.schedule.ranks)
+                [each for each in order if each.microbatch < microbatches and each.kind in kinds]
+                for order in self.schedule.orders
             ]
-            self._forward_orders[microbatches] = lowered(orders, rank_of, len(self.stages))
-        return self._forward_orders[microbatches]
+            made = in_one_order(orders, self.schedule.rank_of, len(self.stages))
+            self._orders[microbatches, with_backward] = made
+        return self._orders[microbatches, with_backward]
 
     def _batch(self, data: Any) -> CutBatch:
         """A batch for a step with a loss or metrics, whose objects Keras makes with the first one."""
@@ -164,9 +158,8 @@ class StagedModel:
     def _evaluated(self, batch: CutBatch, with_loss: bool) -> list[Pass]:
         """The passes of all lanes, forward alone."""
         runs = self._passes(batch, training=False, with_loss=with_loss)
-        orders = self._forward_only(len(batch.parts))
-        in_turn([run.follow(orders) for run in runs])
-        self.lanes.keep_state(runs, is_short=batch.rows < len(self.lanes.all))
+        follow(runs, self._order(len(batch.parts), with_backward=False))
+        self.lanes.keep_state(runs, batch.has_empty_lane)
         return runs
 
     def _look_at_variables(self) -> None:

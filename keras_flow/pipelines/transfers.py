@@ -67,8 +67,12 @@ class Transfers:
             left.clear()
         if self._begun_anew != whereabouts.times_begun_anew():  # another step may have told what nobody heard
             self._begun_anew = whereabouts.times_begun_anew()
-            self._told.clear()
-            self._heard.clear()
+            self.forget_shapes()
+
+    def forget_shapes(self) -> None:
+        """Forget what messages look like, on all processes alike: the next of each kind tell it anew."""
+        self._told.clear()
+        self._heard.clear()
 
     # ---- activations and their gradients
 
@@ -99,10 +103,6 @@ class Transfers:
             pair = (self._ranks[source], self._ranks[stage])
             split = self._split[pair[1]]
             self._coming[key] = backend().receive_tensors(pair, _tag(key), self._heard, (key, signature), split)
-
-    def has(self, stage: int, kind: str, number: int) -> bool:
-        """Whether a rank of this process has sent it."""
-        return (stage, kind, number) in self._ready
 
     def take(self, stage: int, kind: str, number: int) -> Any:
         """What a stage has received, waiting until it is there."""

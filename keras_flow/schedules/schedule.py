@@ -130,11 +130,10 @@ class Schedule:
             >>> [" ".join(map(str, order)) for order in two.lowered()]
             ['0F0 0SEND_F0 0RECV_B0 0B0 0REDUCE_GRAD', '1RECV_F0 1F0 1B0 1SEND_B0 1REDUCE_GRAD']
         """
-        return self._lowered
-
-    @cached_property
-    def _lowered(self) -> tuple[tuple[Action, ...], ...]:  # a step of training asks for it
-        return lowering.lowered(self.orders, self.rank_of, self.stages)
+        order = lowering.in_one_order(self.orders, self.rank_of, self.stages)
+        return tuple(
+            tuple(action for action in order if self.rank_of[action.stage] == rank) for rank in range(self.ranks)
+        )
 
     def draw(self, costs: ThreeCosts = EQUAL) -> Drawing:
         """Return a picture: a row for each rank, time to the right. Notebooks show it, its text is for a terminal."""

@@ -160,6 +160,12 @@ def blocks() -> keras.Model:
     return keras.Model(inputs, _layers.Dense(3)(x))
 
 
+def deep() -> keras.Model:
+    """Layers for two stages on each of four ranks."""
+    inner = [*(_layers.Dense(5, "tanh") for _ in range(7)), _layers.Dropout(0.3), _layers.Dense(3)]
+    return keras.Sequential([keras.Input((5,)), *inner])
+
+
 def convolutions() -> keras.Model:
     """Images."""
     return keras.Sequential(
@@ -239,6 +245,7 @@ def _case(make: Callable[[], keras.Model], x: Any, y: Any, **settings: Any) -> t
 CASES: dict[str, tuple[Any, ...]] = {
     "dense": _case(dense, X, Y),
     "blocks": _case(blocks, X, Y),
+    "deep": _case(deep, X, Y),
     "weights": _case(dense, X, Y, sample_weight=WEIGHTS),
     "weighted_mean": _case(
         dense,
@@ -348,6 +355,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     ),
     "eager": _case(dropout, X, Y, run_eagerly=True),
     "short_batch": _case(dropout, X, Y, batch_size=6),
+    "empty_lane": _case(dropout, X, Y, batch_size=5),  # three rows in four micro-batches: a lane of two has none
 }
 #: cases that show each kind of fault once
 SOME = (
@@ -374,11 +382,12 @@ def pipeline(name: str) -> kf.PipelineParallel:
     In two processes of two ranks `+2x2` gives each process a stage, and `+across` each a lane. `+split` are two stages
     whose weights are split over two ranks, `+lanes` stages of two lanes on one place of the pipe axis, each split, and
     `+2x2x2` two stages of two such lanes, on eight ranks. `+zero` is `+2x2` with slots split over the ranks of a stage.
+    `+four` has four ranks.
     """
     if name == "central":
         return kf.CentralStorage(random="logical")
     schedule, _, more = name.partition("+")
-    ranks = min(4 if schedule == "1f1b" else 2, kf.env.get_world_size())
+    ranks = min(4 if schedule == "1f1b" or more == "four" else 2, kf.env.get_world_size())
     grids = {
         "2x2": kf.Placement([[0, 2], [1, 3]], ("data", "pipe")),
         "zero": kf.Placement([[0, 2], [1, 3]], ("data", "pipe")),

@@ -64,6 +64,30 @@ def test_a_model_that_is_compiled_again(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_compiled_again, "1f1b") == []
 
 
+def _other_losses(way: str) -> list[str]:
+    import keras
+
+    from tests.pipelines import models
+
+    found = []
+    for distribution in models.one_device_and(way):
+        with distribution.scope():
+            model = models.two_outputs()
+        logs: list[float] = []
+        for loss in ({"q": "mse"}, {"p": "mse", "q": "mae"}, {"p": "mse"}):
+            model.compile(keras.optimizers.SGD(0.1), loss)
+            y = {"p": models.Y, "q": models.Y[:, ::-1].copy()}
+            logs += model.fit(models.X, y, batch_size=13, epochs=2, shuffle=False, verbose=0).history["loss"]
+        found.append({"logs": logs, "weights": model.get_weights()})
+    one, other = found
+    return [key for key, value in one.items() if models.distance(value, other[key]) > 2e-5]
+
+
+def test_losses_of_other_outputs(on_ranks: Any) -> None:
+    """What has a gradient at a cut depends on the loss: torch's messages tell it anew after `compile`."""
+    assert on_ranks("torch")(_other_losses, "1f1b", timeout=60.0) == []
+
+
 def _draws() -> list[int]:
     import keras
     import numpy as np

@@ -35,6 +35,11 @@ def test_stages_that_are_split(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("skips",), ("1f1b+split", "interleaved+lanes")) == []
 
 
+def test_a_lane_without_rows(on_ranks: Any) -> None:
+    """Its seeds go on with those of the lane that has rows: torch has a process for each."""
+    assert on_ranks("torch")(_off, ("empty_lane",), ("1f1b+2x2",)) == []
+
+
 def test_slots_that_are_split(on_ranks: Any) -> None:
     assert on_ranks("torch")(_off, ("adam", "tied_norm", "short_batch"), ("1f1b+zero",)) == []
 

@@ -75,6 +75,14 @@ def test_several_ranks_in_each(engine: str, two_processes: TwoProcesses, on_rank
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_stages_of_several_ranks_in_each(engine: str, two_processes: TwoProcesses, on_ranks: Any) -> None:
+    """Each process waits for the other in the middle of what it does for several ranks, in training and evaluation."""
+    expected = on_ranks(engine)(_alone, ("deep",))
+    assert two_processes(engine, 4).on_each(_off, expected, ("interleaved+four",)) == [[], []]
+
+
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("engine", "processes"), [("jax", None), ("jax", 2), ("torch", None)])
 def test_stages_of_split_lanes(engine: str, processes: int | None, tmp_path: Path, on_ranks: Any) -> None:
