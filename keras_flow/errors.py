@@ -42,6 +42,10 @@ class LayoutError(FlowError):
     """
 
 
+class MissingName(FlowError, AttributeError):
+    """A name of another library that a program asks its counterpart in keras_flow for, which does not have it."""
+
+
 class LostServerError(FlowError):
     """A parameter server is gone.
 

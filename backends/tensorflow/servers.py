@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
@@ -23,10 +24,13 @@ from keras_flow.backends.hooking import hook
 from keras_flow.backends.optimizer_slots import updates_by_element
 from keras_flow.backends.tensorflow import devices, tables
 from keras_flow.current import joining
+from keras_flow.errors import FlowError
 from keras_flow.scoped import setting
 
 #: threads of a worker's executor: with fewer, the servers of one host may wait for each other without end
 _THREADS = 4
+#: seconds between two attempts to get what a worker has computed
+_AGAIN_SECONDS = 0.1
 #: seconds that its threads have to stop at the end
 _STOP_SECONDS = 5.0
 
@@ -34,7 +38,12 @@ _STOP_SECONDS = 5.0
 def serve(cluster: Mapping[str, Sequence[str]], job: str, index: int) -> None:
     """Begin to serve in this process: a worker computes what the chief schedules, a server holds variables."""
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=max(_THREADS, os.cpu_count() or 1))
-    server = tf.distribute.Server(_spec(cluster), job_name=job, task_index=index, protocol="grpc", config=config)
+    try:
+        server = tf.distribute.Server(_spec(cluster), job_name=job, task_index=index, protocol="grpc", config=config)
+    except tf.errors.UnknownError as error:
+        raise FlowError(
+            f"TF_CONFIG gives this process {cluster[job][index]}, where it cannot listen: {error.message}"
+        ) from None
     _served.append(server)
 
 
@@ -144,8 +153,7 @@ class Coordinator:
 
     def __init__(self, coordinator: Any):
         self._coordinator = coordinator
-        cluster: Cluster = coordinator._cluster
-        atexit.register(_leave, cluster.stop)
+        atexit.register(_leave, coordinator)
 
     def program(self, function: Callable[..., Any], stage: Any, learns: bool) -> WorkerProgram:
         """A function of a stage's weights, tensors and others as what workers run."""
@@ -158,7 +166,7 @@ class Coordinator:
             remote: RemoteValueImpl = self._coordinator.schedule(program.graph, args=(args,))
 
         def wait() -> tuple[Any, int]:
-            found: Any = remote.fetch()
+            found: Any = _fetched(remote)
             where = tf.DeviceSpec.from_string(tree.flatten(remote._values)[0].device)
             return program.packed(found), int(where.task or 0)
 
@@ -193,12 +201,27 @@ class Coordinator:
         return isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError | tf.errors.InternalError)
 
 
-def _leave(stop: Callable[[], None]) -> None:
+def _fetched(remote: RemoteValueImpl) -> Any:
+    """What a worker has computed; of a worker that is lost before it has sent it, what is computed again."""
+    while True:
+        try:
+            return remote.fetch()
+        except tf.errors.OpError:
+            if remote._error is not None:  # the program's, or that of a server
+                raise
+            time.sleep(_AGAIN_SECONDS)  # the coordinator sees the loss too, and gives the program to a worker
+
+
+def _leave(coordinator: Any) -> None:
     """Leave at exit: a coordinator's threads wait for workers that are lost, and the end of the process for them.
 
     Seen with TensorFlow 2.21. Where none is lost they stop, and the process ends as it would.
     """
-    stopping = threading.Thread(target=stop, daemon=True)
+    cluster: Cluster = coordinator._cluster
+    with suppress(Exception):
+        if not coordinator.done():  # to free a program asks its worker, without end where that hangs
+            joining.leave_at_once()
+    stopping = threading.Thread(target=cluster.stop, daemon=True)
     stopping.start()
     stopping.join(_STOP_SECONDS)
     if stopping.is_alive():

@@ -10,6 +10,8 @@ Example:
     (0, 1, 0)
 """
 
+from typing import NoReturn as _NoReturn
+
 from keras_flow.hvd import callbacks as callbacks
 from keras_flow.hvd import elastic as elastic
 from keras_flow.hvd.agreed import join as join
@@ -46,7 +48,12 @@ from keras_flow.hvd.ranks import rank as rank
 from keras_flow.hvd.ranks import remove_process_set as remove_process_set
 from keras_flow.hvd.ranks import shutdown as shutdown
 from keras_flow.hvd.ranks import size as size
+from keras_flow.hvd.refused import refuse as _refuse
 from keras_flow.hvd.variables import broadcast_global_variables as broadcast_global_variables
 from keras_flow.hvd.variables import broadcast_variables as broadcast_variables
 from keras_flow.hvd.variables import load_model as load_model
 from keras_flow.hvd.variables import run as run
+
+
+def __getattr__(name: str) -> _NoReturn:
+    _refuse(name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -24,12 +26,23 @@ X = _random.normal(size=(ROWS, 5)).astype("float32")
 Y = (X @ _random.normal(size=(5, 3))).astype("float32")
 
 
-def kill(job: str, index: int) -> None:
-    """End a process of the job, as the system might."""
+def processes(job: str, index: int) -> list[psutil.Process]:
+    """The process of a role, where it lives."""
+    found = []
     for process in psutil.Process(os.getppid()).children():
-        config = process.environ().get("TF_CONFIG", "")
-        if config and json.loads(config)["task"] == {"type": job, "index": index}:
-            process.send_signal(signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # one that has ended meanwhile
+            config = process.environ().get("TF_CONFIG", "")
+            if config and json.loads(config)["task"] == {"type": job, "index": index}:
+                found.append(process)
+    return found
+
+
+def kill(job: str, index: int) -> int:
+    """End a process of the job, as the system might; how many there were."""
+    found = processes(job, index)
+    for process in found:
+        process.send_signal(signal.SIGKILL)
+    return len(found)
 
 
 class Killing(keras.callbacks.Callback):
@@ -43,7 +56,42 @@ class Killing(keras.callbacks.Callback):
         """Count down."""
         self.left -= 1
         if self.left == 0:
-            kill(self.job, 1)
+            self.act()
+
+    def act(self) -> None:
+        """End the process."""
+        kill(self.job, 1)
+
+
+class Stopping(Killing):
+    """Stops a process after some batches, and lets it go on after some seconds; None: never."""
+
+    def __init__(self, job: str, batch: int, seconds: float | None):
+        super().__init__(job, batch)
+        self.seconds, self.begun = seconds, 0.0
+
+    def act(self) -> None:
+        """Stop it."""
+        (process,) = processes(self.job, 1)
+        process.send_signal(signal.SIGSTOP)
+        self.begun = time.monotonic()
+        if self.seconds is not None:
+            # not a thread: TensorFlow holds Python's lock while it waits for the worker that is stopped
+            subprocess.Popen(["sh", "-c", f"sleep {self.seconds}; kill -CONT {process.pid}"])
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """How long the training went on."""
+        self.begun = time.monotonic() - self.begun
+
+
+class Counting(keras.callbacks.Callback):
+    """Counts batches."""
+
+    batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count."""
+        self.batches += 1
 
 
 def trained(distribution: Any, optimizer: Any, *callbacks: Any, dropout: float = 0.3) -> dict[str, Any]:
@@ -97,7 +145,7 @@ def numbers() -> dict[str, Any]:
     model.save(path)
     pairs = zip(model.get_weights(), keras.models.load_model(path).get_weights(), strict=True)
     found["saved"] = max(float(np.abs(one - other).max()) for one, other in pairs)
-    found["few rows"] = _few_rows(sync)
+    found["few rows"] = _few_rows(sync, kf.ParameterServer("async"), one)
     return found
 
 
@@ -109,10 +157,10 @@ def _server(variable: Any) -> str:
     return f"{value.device.split('/')[1]} {value.device.split('task:')[1][0]}"
 
 
-def _few_rows(distribution: Any) -> list[float]:
-    """A batch of one row, for two workers."""
+def _few_rows(*distributions: Any) -> list[float]:
+    """One batch of one row, for two workers."""
     losses = []
-    for each in (distribution, kf.DataParallel(kf.Placement([0]))):
+    for each in distributions:
         keras.utils.set_random_seed(1)
         with each.scope():
             model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
@@ -299,18 +347,29 @@ def lost_worker() -> dict[str, Any]:
     }
 
 
+#: batches of a worker that may come back when it was killed already
+_ON_THEIR_WAY = 4
+
+
 def workers_lost_at_any_moment() -> dict[str, Any]:
-    """async: a worker is killed at 20 moments, and started again; every batch is applied once."""
-    left = list(np.random.default_rng(int(os.environ["SEED"])).uniform(0.05, 1.5, size=20))
-    over = threading.Event()
+    """async: workers that serve are killed at 20 moments, and started again; every batch is applied once."""
+    waits = np.random.default_rng(int(os.environ["SEED"])).uniform(0.0, 0.3, size=20)
+    over, killed = threading.Event(), [0, 0]
+    distribution = kf.ParameterServer("async", staleness=2)
+    counted = distribution.statistics
 
     def kill_all() -> None:
-        while left:
-            time.sleep(left.pop())
-            kill("worker", len(left) % 2)
+        seen = [0, 0]
+        for number, wait in enumerate(waits):
+            worker = number % 2
+            # since it was started again: one that imports its modules loses nothing when it is killed
+            while counted.of_worker[worker] <= seen[worker]:
+                time.sleep(0.01)
+            time.sleep(wait)
+            killed[worker] += kill("worker", worker)
+            seen[worker] = counted.of_worker[worker] + _ON_THEIR_WAY
         over.set()
 
-    distribution = kf.ParameterServer("async", staleness=2)
     with distribution.scope():
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8), keras.layers.Dense(3)])
         model.compile(keras.optimizers.SGD(1e-4), "mse")
@@ -319,8 +378,25 @@ def workers_lost_at_any_moment() -> dict[str, Any]:
     while not over.is_set():
         model.fit(X, Y, batch_size=BATCH, verbose=0)
         batches += 5
-    counted = distribution.statistics
-    return {"batches": batches, "updates": counted.updates, "iterations": int(model.optimizer.iterations.numpy())}
+    iterations = int(model.optimizer.iterations.numpy())
+    return {"batches": batches, "updates": counted.updates, "iterations": iterations, "killed": killed}
+
+
+def stopped_worker() -> dict[str, Any]:
+    """A worker is stopped for two seconds, and goes on: sync has the numbers of one device, async counts right."""
+    sync, free = kf.ParameterServer("sync"), kf.ParameterServer("async", staleness=2)
+    stopping = Stopping("worker", 6, 2.0)
+    one = trained(kf.DataParallel(kf.Placement([0])), _sgd)
+    found = {"off": off(one, trained(sync, _sgd, stopping)), "seconds": stopping.begun}
+    model = trained(free, _sgd, Stopping("worker", 6, 2.0), dropout=0.0)["model"]
+    counted = [free.statistics.updates, free.statistics.dropped, int(model.optimizer.iterations.numpy())]
+    return {**found, "counted": counted, "staleness": free.statistics.staleness}
+
+
+def hung_worker() -> dict[str, Any]:
+    """A worker is stopped, and stays so."""
+    trained(kf.ParameterServer("sync"), _sgd, Stopping("worker", 6, None))
+    return {}
 
 
 def lost_worker_sync() -> dict[str, Any]:
@@ -352,9 +428,11 @@ def lost_server_and_a_checkpoint() -> dict[str, Any]:
     folder = Path(sys.argv[2]) / "checkpoints"
     is_first = not folder.exists()
     callbacks = [kf.callbacks.Checkpoint(folder, save_freq=2), *([Killing("ps", 8)] if is_first else [])]
-    served = trained(kf.ParameterServer("sync"), _sgd, *callbacks)
+    counting = Counting()
+    served = trained(kf.ParameterServer("sync"), _sgd, *callbacks, counting)
     one = trained(kf.DataParallel(kf.Placement([0])), _sgd)
-    return {"off": off(one, served), "iterations": int(served["model"].optimizer.iterations.numpy())}
+    iterations = int(served["model"].optimizer.iterations.numpy())
+    return {"off": off(one, served), "iterations": iterations, "batches": counting.batches}
 
 
 def saved_amid_batches() -> dict[str, Any]:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from keras_flow.backends.mail import calls
 from keras_flow.current import processes
 from keras_flow.errors import FlowError
 from keras_flow.launch import roles
 from keras_flow.launch.environment import free_port
+from keras_flow.parallel import parameter_server
 from keras_flow.servers import counting
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
@@ -61,6 +69,44 @@ def test_a_server_that_nobody_starts_is_named() -> None:
             roles.await_others(role, 0.5)
     assert f"nobody listens as parameter server 1 ({missing}) after 0.5 s" in str(error.value)
     assert time.monotonic() - began < 5.0
+
+
+def test_an_address_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chief, and workers and servers of torch; the next test has those of TensorFlow."""
+    monkeypatch.setenv("KERAS_FLOW_TOKEN", "of this test")
+    with _held() as address:
+        role = roles.Role("chief", 0, {"chief": (address,), "worker": ("b:1",), "ps": ("c:1",)})
+        with pytest.raises(FlowError, match=f"gives the chief {address}, where it cannot listen: Address already in"):
+            roles.listen(role)
+        with pytest.raises(FlowError, match=f"gives this process {address}, where it cannot listen: Address already"):
+            calls.answer(address, lambda told, value: None)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("job", ["worker", "ps"])
+def test_an_address_in_use_is_named_by_tensorflow(job: str) -> None:
+    with _held() as address:
+        config = _config(job, 0, **{job: [address]})
+        environment = {**os.environ, **config, "KERAS_BACKEND": "tensorflow", "KERAS_FLOW_TIMEOUT": "3"}
+        command = [sys.executable, "-m", "keras_flow.servers"]
+        result = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=120)
+    assert result.returncode == 1
+    assert f"gives this process {address}, where it cannot listen: Could not start" in result.stderr
+
+
+@contextmanager
+def _held() -> Iterator[str]:
+    """An address at which something listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("given", [0, 3, True, "half", "min_size:0KiB", "min_size:1kb"])
+def test_a_partition_that_is_none(given: str | int) -> None:
+    with pytest.raises(FlowError, match=re.escape(f"partition={given!r}: legal is") + ".* from 1 to 2, the servers"):
+        parameter_server._Partition(given, 2)
 
 
 def test_the_others_end_with_the_chief() -> None:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from keras_flow.errors import FlowError
+from keras_flow.errors import FlowError, MissingName
 
 #: a name, or `module.` for all names of one -> what to do instead
 _INSTEAD = {
@@ -28,17 +28,14 @@ _INSTEAD = {
     "optimizer.": "use one of keras.optimizers in model.fit, in a program of Keras",
     "layers.": "use one of keras.layers, in a program of Keras",
     "config.": "leave it out: it tuned OneFlow's own runtime",
-    "env.": "leave it out: it tuned OneFlow's own runtime",
+    "env.": "kf.env has what programs ask for, get_rank() say; leave out what tuned OneFlow's own runtime",
+    "typing.": "the annotations are tp.Numpy, tp.ListNumpy, tp.Callback and tp.Bundle",
     "env.data_port": "leave it out: ctrl_port is the coordinator's port, and the engines choose theirs",
     "function_config.": "leave it out where it only tuned OneFlow's runtime",
     "function_config.enable_auto_mixed_precision": 'use keras.config.set_dtype_policy("mixed_bfloat16") and fit',
     "function_config.optimizer_placement_optimization_mode": "use kf.DataParallel(zero=1), in a program of Keras",
     "function_config.train.num_gradient_accumulation_steps": "use gradient_accumulation_steps= of Keras's optimizers",
 }
-
-
-class MissingName(FlowError, AttributeError):
-    """A name of OneFlow 0.x that keras_flow.compat.oneflow does not have."""
 
 
 def refuse(module: str, name: str) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NoReturn
 
 from keras_flow.compat.oneflow import session, tracing
 from keras_flow.compat.oneflow.missing import Names
@@ -11,6 +12,18 @@ from keras_flow.errors import FlowError
 from keras_flow.parallel.scope import placement as placed
 from keras_flow.placements import Placement
 from keras_flow.runtime.placement import placement as placement_of
+
+
+class _View(str):
+    """A view, for `default_logical_view`."""
+
+    def __enter__(self) -> NoReturn:
+        raise FlowError(
+            f"with flow.scope.{self}_view(): is not in keras_flow.compat.oneflow. Instead: give a job its view, "
+            f"config.default_logical_view(flow.scope.{self}_view()) of config = flow.function_config()"
+        )
+
+    def __exit__(self, *problem: object) -> None: ...
 
 
 class PlacementScope:
@@ -87,7 +100,7 @@ def _namespace(name: str) -> Iterator[None]:
 scope = Names(
     "scope",
     placement=PlacementScope,
-    consistent_view=lambda: "consistent",
-    mirrored_view=lambda: "mirrored",
+    consistent_view=lambda: _View("consistent"),
+    mirrored_view=lambda: _View("mirrored"),
     namespace=_namespace,
 )

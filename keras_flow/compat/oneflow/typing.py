@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 import numpy as np
 
+from keras_flow.compat.oneflow.missing import refuse
 from keras_flow.errors import FlowError
 
 T = TypeVar("T")
@@ -91,3 +92,7 @@ class Callback(Generic[T]):
 
 class Bundle(Generic[T]):
     """Results in lists, tuples and dicts."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    refuse("typing", name)
