@@ -124,7 +124,8 @@ def _adapter(name: str) -> Callable[[], ModuleType]:
 def _archive() -> type:
     """The engine's class of archives; `ExportArchive` only chooses one by the format."""
     found = _written_in(keras.export.ExportArchive.write_out)
-    return found.get("BackendSavedModelExportArchive", keras.export.ExportArchive)
+    # until Keras 3.15, and after
+    return found.get("BackendSavedModelExportArchive") or found["SavedModelExportArchive"]
 
 
 def _torch_optimizers(name: str = "") -> Callable[[], ModuleType]:

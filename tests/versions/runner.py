@@ -309,8 +309,9 @@ docstrings. With any other version, all hooks are compared with this record when
 
 - **All are equal.** One warning says that the version was not tested. `keras-flow doctor` runs a self-test, and
   `dist.verify` checks a model.
-- **Some source code has changed.** A self-test of at most 20 seconds decides. It runs once for these versions: its
-  result is kept in the user's cache folder. If it passes, training goes on with one warning.
+- **Some source code has changed.** A self-test decides. It takes up to 20 seconds, on a busy machine up to 180. It
+  runs once for these versions: its result is kept in the user's
+  cache folder. If it passes, training goes on with one warning.
 - **A function is missing, or takes other arguments.** An error names it before anything is trained.
   `KERAS_FLOW_UNTESTED=allow` goes on at your own risk.
 - **The version is older than the oldest in the tables.** It is refused.
