@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests import sampling
@@ -18,6 +19,9 @@ from tests.ranks import Pool
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: its ranks would not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["KERAS_BACKEND"] = "jax"
+# Generated cases are the same on every day and machine, as the tests are.
+hypothesis.settings.register_profile("same", derandomize=True, database=None)
+hypothesis.settings.load_profile("same")
 # Programs that several tests, or the processes that they start, compile alike are compiled once in a session.
 if "KERAS_FLOW_TESTS_COMPILED" not in os.environ:
     os.environ["KERAS_FLOW_TESTS_COMPILED"] = tempfile.mkdtemp(prefix="keras-flow-tests-")

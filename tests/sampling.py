@@ -7,7 +7,8 @@ marked `full`: `make test-changed` runs all of it that tests a changed file, `ma
     @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))       # on one of the engines
     @pytest.mark.parametrize("name", sampling.some(NAMES, every=5))    # about every fifth name
 
-Of the tests that take long, which `slow.txt` names, about one in twelve is run.
+Of the tests that take long, which `slow.txt` names, about one in twelve is run. `daily.txt` has those that are run
+whatever their hash says.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 #: names of tests, a line each, written by tests/slow.py
 SLOW = Path(__file__).parent / "slow.txt"
+#: names of tests, a line each, and comments
+DAILY = Path(__file__).parent / "daily.txt"
 #: of them one in so many is run
 SLOW_EVERY = 12
 
@@ -74,8 +77,16 @@ def slow_tests() -> frozenset[str]:
     return frozenset(SLOW.read_text().splitlines())
 
 
+@functools.cache
+def daily_tests() -> frozenset[str]:
+    """Return the names of the tests that `make test` always runs."""
+    return frozenset(line for line in DAILY.read_text().splitlines() if "::" in line)
+
+
 def is_run(item: pytest.Item) -> bool:
-    """Return whether `make test` runs a test: by its name, its marks `one_in` and `one_of`, and what is slow."""
+    """Return whether `make test` runs a test: by its name, its marks `one_in` and `one_of`, and the two lists."""
+    if item.nodeid in daily_tests():
+        return True
     if item.nodeid in slow_tests() and not is_chosen(item.nodeid, SLOW_EVERY):
         return False
     one_of, every = item.get_closest_marker("one_of"), item.get_closest_marker("one_in")

@@ -3,9 +3,9 @@
     pytest -n 2 --dist loadgroup --junitxml=times.xml -o junit_duration_report=call
     python -m tests.slow times.xml            tests that the run had not stay as they are
 
-A list and not a clock chooses, so that a busy machine runs the same tests as an idle one. Of each file the quickest
-test of an engine stays out of the list, if no other test of the file is run on that engine. One that takes very long
-stays out if nothing else of the file is run.
+A list and not a clock chooses, so that a busy machine runs the same tests as an idle one. Of those that the run had,
+the quickest of a file and engine stays out of the list, if no other of them is run. One that takes very long stays out
+if nothing else of the file is run. What must be run each time is in `daily.txt`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from tests.sampling import SLOW, SLOW_EVERY, is_chosen, slow_tests
+from tests.sampling import SLOW, SLOW_EVERY, daily_tests, is_chosen, slow_tests
 
 #: seconds on two idle cores
 LIMIT = 2.5
@@ -36,6 +36,7 @@ def times(report: Path) -> dict[str, float]:
 def updated(before: frozenset[str], measured: dict[str, float]) -> list[str]:
     """Return the list after a run: what it had by its time, the rest as it was."""
     slow = {name for name in before if name not in measured} | {n for n, t in measured.items() if t > LIMIT}
+    slow -= daily_tests()
     run = {name for name in measured if name not in slow or is_chosen(name, SLOW_EVERY)}
     groups, files = {group(name) for name in run}, {group(name)[0] for name in run}
     for name in sorted(measured, key=lambda name: measured[name]):

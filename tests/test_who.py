@@ -67,6 +67,38 @@ def test_of_those_that_take_long_a_few_are_run_and_the_list_names_tests_that_the
         assert f"def {test.partition('[')[0]}(" in (who.ROOT / path).read_text(), name
 
 
+#: files of tests of which `make test` runs none, and why
+LEFT_OUT = {
+    "backends/torch/test_five_ranks.py": "five processes; test_on_four_ranks.py has the same sums",
+    "backends/torch/test_simulated.py": "trains on eight simulated ranks",
+    "doors/test_presets.py": "takes minutes: three presets of KerasHub",
+    "hvd/test_launchers.py": "needs MPI or Slurm",
+    "launch/test_hosts.py": "hosts are namespaces of the network, which not every machine allows",
+    "launch/test_strangers.py": "waits for limits of time",
+    "parity/test_reading.py": "takes minutes; backends/reading has the parts",
+    "pipelines/test_hosts.py": "hosts are namespaces of the network, which not every machine allows",
+    "sweep/test_sample.py": "the sweep is a run of its own",
+    "tensors/test_ranks.py": "three jobs; doors/test_alone.py has the same errors",
+}
+
+
+def test_make_test_runs_those_of_the_daily_list_and_some_of_each_file(request: pytest.FixtureRequest) -> None:
+    daily = sampling.daily_tests()
+    assert all(sampling.is_run(Item(name)) for name in daily)  # type: ignore[arg-type]
+    assert not daily & sampling.slow_tests()
+    here = Path(__file__).parent
+    collected = {item.nodeid.partition("@")[0] for item in request.session.items}
+    files = {name.partition("::")[0] for name in collected}
+    assert [name for name in sorted(daily) if name.partition("::")[0] in files and name not in collected] == []
+    silent = {
+        str(path.relative_to(here))
+        for path in here.rglob("test_*.py")
+        if f"tests/{path.relative_to(here)}" not in files
+    }
+    if len(silent) < len(files):  # all files were asked for
+        assert silent <= set(LEFT_OUT), "add one of its tests to daily.txt, or the reason here"
+
+
 def test_the_list_of_those_that_take_long_follows_a_run(tmp_path: Path) -> None:
     report = tmp_path / "times.xml"
     cases = [("test_a", "b[torch]@torch", 9.0), ("test_a", "b2[torch]", 0.1), ("test_a", "c", 0.1)]
