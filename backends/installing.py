@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from keras_flow.backends import fingerprints, hooking, keras_distribution, keras_hooks
+from keras_flow.backends import fingerprints, hooking, keras_distribution, keras_hooks, object_hooks
 
 if TYPE_CHECKING:
     from keras_flow.backends.interface import Backend
@@ -24,7 +24,8 @@ def install(engine: Backend) -> None:
     hooks = (*engine.hooks(), *keras_hooks.hooks())
     keras_distribution.install()
     if engine.name not in _compared:
-        fingerprints.require_fitting(engine.name, (*hooks, *engine.privates()))
+        fingerprints.require_fitting(engine.name, (*hooks, *object_hooks.declared(), *engine.privates()))
         _compared.add(engine.name)
     hooking.install_each(hooks)
+    object_hooks.install()
     keras_hooks.wrap_loaded()

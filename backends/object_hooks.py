@@ -6,16 +6,20 @@ user's does around `super().on_epoch_end()` stays outside, as it would if the me
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import keras
 
+from keras_flow.backends import fingerprints
 from keras_flow.backends.hooking import Hook, active_distribution, always, hook, wrap
 from keras_flow.current import keras_places
 
 _Replacement = TypeVar("_Replacement", bound=Callable[..., object])
 
+#: what modules declare, in the order in which they are loaded
+_declared: list[Hook] = []
 #: class of Keras -> the class that stands before it
 _parts: dict[type, type] = {}
 
@@ -26,15 +30,26 @@ def replaces(
     """Declare that the function below replaces methods of objects of a class, as `hooking.hook` does of the class."""
 
     def declare(replacement: _Replacement) -> _Replacement:
-        kind = keras_places.find(place)
-        part = _parts[kind] = _parts.get(kind) or _before(kind)
+        why = inspect.getdoc(replacement).partition(": ")[2].partition("\n")[0]  # type: ignore[union-attr]
         for method in [methods] if isinstance(methods, str) else methods:
-            if method.startswith("_"):
-                keras_places.private(place, method, "what is written: no public method writes it alone")
-            wrap(part, method, Hook(place, method, replacement, "", when))
+            _declared.append(Hook(place, method, replacement, why, when))
         return replacement
 
     return declare
+
+
+def declared() -> tuple[Hook, ...]:
+    """What modules declare: compared with tested versions as hooks are."""
+    return tuple(_declared)
+
+
+def install() -> None:
+    """Make the classes that stand before Keras's; once."""
+    for each in _declared if not _parts else ():
+        if fingerprints.is_there(each):
+            kind = keras_places.find(each.module)
+            part = _parts[kind] = _parts.get(kind) or _before(kind)
+            wrap(part, each.name, each)
 
 
 @hook(

@@ -2,8 +2,7 @@
 
 `fingerprints.json` has, for each name that is wrapped, or used although it is private, its signature and a hash of its
 source, and the versions of its package with which the tests passed. `python -m keras_flow.backends.fingerprints` writes
-what is installed into it: run it after `make test-versions` has passed there. With `--count` it prints how many names
-there are.
+what is installed into it: run it after `make test-versions` has passed there.
 """
 
 from __future__ import annotations
@@ -160,7 +159,8 @@ def require_fitting(engine: str, asked: Sequence[Place]) -> None:
     """Check places against the versions that are installed, where these were not tested; before hooks are put in.
 
     A place that is missing, or has another signature, is an error. Where sources alone have changed a self-test
-    decides, which is run once for these versions.
+    decides, which is run once for these versions. A version that was tested before a place was wrapped has no record
+    of it: the place is compared with those of other versions.
 
     Raises:
         FlowError: a place is not what keras_flow was written against, or the self-test failed.
@@ -171,14 +171,21 @@ def require_fitting(engine: str, asked: Sequence[Place]) -> None:
     table = _table()[engine] if is_ours else _of_any_engine()
     found = {package: installed(package) for package in (("keras", engine) if is_ours else ("keras",))}
     new = [package for package, current in found.items() if current not in _tested(table, package)]
-    if not new:
+    places = [
+        place
+        for place in (*asked, *keras_places.privates())
+        if (package := package_of(place.module)) in found and not _is_recorded(table, place, found[package])
+    ]
+    if not places and not new:
         return
-    places = [place for place in (*asked, *keras_places.privates()) if package_of(place.module) in new]
     there = of_places(places)
     gone = [name_of(place) for place in places if not is_there(place)]
     changed = [name for name, seen in there.items() if seen not in table.get(name, {})]
     others = [name for name in changed if _is_called_otherwise(there[name], table.get(name, {}))]
-    untested = " and ".join(f"{package} {found[package]}" for package in new)
+    if not new and not gone and not changed:
+        return
+    packages = new or list(dict.fromkeys(package_of(place.module) for place in places))
+    untested = " and ".join(f"{package} {found[package]}" for package in packages)
     asks = "`keras-flow doctor` runs a self-test, `dist.verify` checks a model of yours."
     if is_allowed():
         names = ", ".join([*gone, *others, *(name for name in changed if name not in others)][:5])
@@ -187,7 +194,7 @@ def require_fitting(engine: str, asked: Sequence[Place]) -> None:
     elif others:
         raise FlowError(_misfit(others[0], len(others), there, table, found))
     elif changed:
-        selftest.require(engine, untested, there, advice(new[0]))
+        selftest.require(engine, untested, there, advice(packages[0]))
         warn(
             f"keras_flow was not tested with {untested}, where the source of {counted(len(changed), 'place')} that it "
             f"wraps or uses has changed ({', '.join(changed[:3])}); signatures are the same, and the self-test passed. "
@@ -198,6 +205,10 @@ def require_fitting(engine: str, asked: Sequence[Place]) -> None:
             f"keras_flow was not tested with {untested}; what it wraps or uses there is as in versions that it was "
             f"tested with. {asks}"
         )
+
+
+def _is_recorded(table: Mapping[str, Mapping[str, list[str]]], place: Place, version: str) -> bool:
+    return any(version in versions for versions in table.get(name_of(place), {}).values())
 
 
 def _is_called_otherwise(fingerprint: str, known: Iterable[str]) -> bool:

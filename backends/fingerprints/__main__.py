@@ -1,11 +1,10 @@
-"""`python -m keras_flow.backends.fingerprints` writes fingerprints of what is there; `--count` counts the names."""
+"""`python -m keras_flow.backends.fingerprints` writes fingerprints of what is there."""
 
 from __future__ import annotations
 
 import json
-import sys
 
-from keras_flow.backends import fingerprints, keras_hooks
+from keras_flow.backends import fingerprints, keras_hooks, object_hooks
 from keras_flow.backends.active import backend
 from keras_flow.current import keras_places
 
@@ -15,7 +14,8 @@ def write() -> None:
     engine = backend()
     table: fingerprints.Table = json.loads(fingerprints.FILE.read_text()) if fingerprints.FILE.exists() else {}
     of_engine = table.setdefault(engine.name, {})
-    places = (*engine.hooks(), *engine.privates(), *keras_hooks.hooks(), *keras_places.privates())
+    hooks = (*engine.hooks(), *keras_hooks.hooks(), *object_hooks.declared())
+    places = (*hooks, *engine.privates(), *keras_places.privates())
     gone = (
         of_engine.keys()
         - {fingerprints.name_of(place) for place in places}
@@ -38,22 +38,5 @@ def write() -> None:
     fingerprints.FILE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def count() -> str:
-    """How many names inside Keras are wrapped, and used: by engine, and over all of them."""
-    used = {fingerprints.name_of(place) for place in keras_places.PRIVATE}
-    wrapped = {
-        engine: {name for name in table if name.startswith(("keras:", "keras.")) and name != "keras:"} - used
-        for engine, table in fingerprints._table().items()
-    }
-    every = set().union(*wrapped.values())
-    return "\n".join(
-        [
-            *(f"{engine}: {len(names)} names of Keras are wrapped" for engine, names in wrapped.items()),
-            f"all engines: {len(every)} are wrapped, of which {sum(map(fingerprints.is_public, every))} are public",
-            f"{len(used)} private names are used and not wrapped",
-        ]
-    )
-
-
 if __name__ == "__main__":
-    print(count()) if "--count" in sys.argv else write()
+    write()

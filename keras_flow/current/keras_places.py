@@ -30,6 +30,7 @@ from typing import Any
 
 import keras
 
+from keras_flow import settings
 from keras_flow.errors import FlowError
 
 
@@ -244,16 +245,32 @@ def private(module: str, name: str, why: str) -> Any:
         why: what it is used for.
 
     Raises:
-        FlowError: it is not there.
+        FlowError: it is not there. With KERAS_FLOW_UNTESTED=allow what is returned raises this when it is used.
     """
     PRIVATE.append(Private(module, name, why))
     try:
         return getattr(owner(module, name), name) if name else find(module)
     except MISSING as error:
-        raise FlowError(
+        missing = FlowError(
             f"keras_flow uses {module}.{name} ({why}), which keras {keras.__version__} does not have. Use a version "
-            "named in docs/versions.md, or a newer keras_flow"
-        ) from error
+            "named in docs/versions.md, or a newer keras_flow; KERAS_FLOW_UNTESTED=allow goes on at your own risk."
+        )
+        if settings.read(settings.UNTESTED) == "allow":
+            return _Absent(missing)
+        raise missing from error
+
+
+class _Absent:
+    """What this version of Keras does not have: raises its error where it is used."""
+
+    def __init__(self, error: FlowError):
+        self._error = error
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        raise self._error
+
+    def __getattr__(self, name: str) -> object:
+        raise self._error
 
 
 #: what is wrapped when a program asks for it, after the other hooks: compared with them

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import pytest
 
-from keras_flow.backends import fingerprints, hooking, keras_hooks
+from keras_flow.backends import fingerprints, hooking, keras_hooks, object_hooks
 from keras_flow.backends.active import backend
 from keras_flow.backends.fingerprints import fingerprint
 from keras_flow.current import keras_places
@@ -25,7 +25,7 @@ from tests import sampling
 
 source_of = inspect.getsource
 
-HOOKS = (*backend().hooks(), *keras_hooks.hooks())
+HOOKS = (*backend().hooks(), *keras_hooks.hooks(), *object_hooks.declared())
 
 
 def test_what_is_installed_was_tested() -> None:
@@ -46,9 +46,8 @@ def test_every_hook_has_a_fingerprint_that_is_what_is_installed(engine: str, on_
 
     def program() -> tuple[int, list[str]]:
         table = fingerprints._table()[backend().name]
-        seen = fingerprints.of_places(
-            (*backend().hooks(), *backend().privates(), *keras_hooks.hooks(), *keras_places.privates())
-        )
+        hooks = (*backend().hooks(), *keras_hooks.hooks(), *object_hooks.declared())
+        seen = fingerprints.of_places((*hooks, *backend().privates(), *keras_places.privates()))
         return len(seen), [name for name, text in seen.items() if text not in table.get(name, {})]
 
     count, unknown = on_ranks(engine)(program)
@@ -120,6 +119,38 @@ def test_an_untested_version_whose_hooks_fit_is_one_warning(monkeypatch: pytest.
     monkeypatch.setattr(fingerprints, "installed", lambda name: "3.99.0" if name == "keras" else real(name))
     with pytest.warns(FlowWarning, match=r"was not tested with keras 3\.99\.0; what it wraps .*keras-flow doctor"):
         fingerprints.require_fitting("jax", HOOKS)
+
+
+def test_a_place_that_a_tested_version_has_no_record_of_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "keras.callbacks.CSVLogger.on_epoch_end"
+    known = fingerprints._table()["jax"]
+    (seen,) = known[name]
+    monkeypatch.setitem(known, name, {seen: ["3.14.0"]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fingerprints.require_fitting("jax", HOOKS)
+    monkeypatch.setitem(known, name, {"(self, batch) 1": ["3.14.0"]})
+    with pytest.raises(FlowError, match=rf"needs {re.escape(name)}, .* its signature was \(self, batch\) and is "):
+        fingerprints.require_fitting("jax", HOOKS)
+
+
+def test_a_method_of_objects_that_keras_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = fingerprints.installed
+    monkeypatch.setattr(fingerprints, "installed", lambda name: "3.99.0" if name == "keras" else real(name))
+    monkeypatch.delattr("keras.callbacks.OrbaxCheckpoint")
+    with pytest.raises(FlowError, match=r"needs keras\.callbacks\.OrbaxCheckpoint\.\w+, which keras 3\.99\.0 does not"):
+        fingerprints.require_fitting("jax", HOOKS)
+
+
+def test_a_private_name_that_keras_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras_places, "PRIVATE", [])
+    with pytest.raises(FlowError, match=r"uses keras:nn\.not_there \(an example\).*KERAS_FLOW_UNTESTED=allow"):
+        keras_places.private("keras:nn", "not_there", "an example")
+    monkeypatch.setenv("KERAS_FLOW_UNTESTED", "allow")
+    absent = keras_places.private("keras:nn", "not_there", "an example")
+    for use in (lambda: absent(1), lambda: absent.name):
+        with pytest.raises(FlowError, match=r"uses keras:nn\.not_there"):
+            use()
 
 
 def test_a_hook_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,9 +303,10 @@ tested. keras_flow needs POSIX (it starts processes and renames files as POSIX d
 
 ## What happens with other versions
 
-keras_flow wraps functions of Keras and of the engines ([hooks](hooks.md)). For each version in the tables, the file
-`backends/fingerprints.json` records the signature of each wrapped function and a hash of its source, without types and
-docstrings. With any other version, all hooks are compared with this record when the first distribution is made:
+keras_flow wraps functions of Keras and of the engines ([hooks](hooks.md)). For the versions in the tables, the file
+`backends/fingerprints.json` records the signature of wrapped functions and a hash of their source, without types and
+docstrings. All hooks that have no record for an installed version are compared with those of other versions when the
+first distribution is made:
 
 - **All are equal.** One warning says that the version was not tested. `keras-flow doctor` runs a self-test, and
   `dist.verify` checks a model.
