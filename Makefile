@@ -100,7 +100,7 @@ docs: venv
 test-versions: venv
 	$(BIN)/python -m tests.versions.runner
 
-# The newest releases and the nightly Keras, in front of those of .venv; their rows in docs/versions.md have the date.
+# The nightly Keras, in front of that of .venv; its rows in docs/versions.md have the date.
 test-canary: venv
 	$(BIN)/python -m tests.versions.runner --canary
 

@@ -138,7 +138,7 @@ class Capabilities:
             memory and not the work: layer class name (subclasses included) -> the reason.
         strategies: what `kf.DataParallel(strategy=...)` may name.
         refused: features that raise under a distribution: name -> the engine's own reason.
-        uneven_batches: `"parallel"` (rows stay split), `"mirrored"` (in that view, where each rank gets rows) or
+        uneven_batches: `"parallel"` (rows stay split), `"own rows"` (in the mirrored view, if each rank gets rows) or
             `"broadcast"` (every rank computes that batch).
         splits_backward_pass: the gradients by a stage's inputs can be computed before those by its weights; otherwise a
             pipeline computes both at once.
@@ -171,7 +171,7 @@ class Capabilities:
         """Whether the rows of a batch stay split over the data ranks."""
         if plan.divides or self.uneven_batches == "parallel":
             return True
-        return self.uneven_batches == "mirrored" and mirrored_view and plan.rows >= plan.replicas
+        return self.uneven_batches == "own rows" and mirrored_view and plan.rows >= plan.replicas
 
 
 @dataclass(frozen=True)

@@ -368,7 +368,7 @@ def has_known_lengths(shape: Sequence[object]) -> bool:
 
 def has_one_mask(noise_shape: Sequence[int | None] | None, own: int) -> bool:
     """Whether all rows have one mask. Of a single row, a spatial dropout asks for the same shape."""
-    if not noise_shape or noise_shape[0] != 1:
+    if not noise_shape or not isinstance(noise_shape[0], int) or noise_shape[0] != 1:  # TensorFlow may give a tensor
         return False
     # one row asks for [1, ...] too: then only the layer's own noise_shape tells the two apart
     return own != 1 or getattr(layer_in_call(), "noise_shape", None) is not None

@@ -1,11 +1,11 @@
-"""Whose an event of TensorFlow's profile is: no event of a virtual CPU says so, but what caused it does.
+"""Finds the rank of each event in TensorFlow's profile. An event of a virtual CPU does not name its device.
 
-DTensor starts a program on each device from a thread of that device, which hands it to another thread that runs it.
+DTensor starts a program on each device from a thread of that device. A second thread runs the program.
 
-- In the first kind of thread the device is told: all but CPU:0 send an argument to CPU:0 before they start.
-- Which thread of the second kind belongs to one of the first is not told. But a program runs after it was started, and
-  in all programs of a profile together only one assignment has each run after its start.
-- From there on, what one event leaves for another thread has a number, which the other event names as its cause.
+- A starting thread shows its device: each but that of CPU:0 sends an argument to CPU:0 before it starts.
+- A running thread shows none. But a program runs after its start, and only one assignment of running threads to
+  starting threads has this order in all programs of a profile.
+- Work that an event leaves for another thread has a number, and the event there names that number as its cause.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ capabilities = Capabilities(
     drives_all_ranks=ENGINES["torch"].drives_all_ranks,
     several_axes_on_one_dim=True,
     # DTensor's uneven shards cannot be flattened with the next dimension, which Dense on 3-D input does
-    uneven_batches="mirrored",
+    uneven_batches="own rows",
     held_whole={
         "integers": "torch holds integers whole",
         "preprocessing": "torch holds the state of preprocessing layers whole",

@@ -18,7 +18,7 @@ from keras_flow.backends.torch.collectives import OPS, REDUCED, fold, process_gr
 from keras_flow.backends.torch.devices import world
 
 _Run = Callable[[Any], Any]
-#: of a collective's work and its result, with what is to be made of it: waits and gives it, or gives a `Pending`
+#: takes the running work and the tensors that it writes; waits and returns them, or returns a `Pending` at once
 _End = Callable[..., Any]
 
 

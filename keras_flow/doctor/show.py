@@ -16,7 +16,7 @@ _STYLES = {"ok": "green", "failed": "bold red", "warning": "yellow", "absent": "
 _ODD_BATCHES = {
     "parallel": "exact, in parallel",
     "broadcast": "exact, computed on every rank",
-    "mirrored": "exact, in parallel under kf.DataParallel, else computed on every rank",
+    "own rows": "exact, in parallel under kf.DataParallel, else computed on every rank",
 }
 
 

@@ -327,20 +327,3 @@ def test_hooks_and_conditions_are_written_in_one_form() -> None:
                 if not returns.endswith("None"):
                     wrong.append(f"{path.name} {function.name} -> {returns}")
     assert not wrong
-
-
-def test_tables_of_hooks_have_the_same_groups_in_the_same_order() -> None:
-    order = [
-        "_variables",
-        "_trainer",
-        "_layers",
-        "_losses",
-        "_optimizer",
-        "_random",
-        "_saving",
-        "_operations",
-        "_replicas",
-    ]
-    for files in folders().values():
-        groups = [function.name for function in functions(files["hooks"]) if function.name.startswith("_")]
-        assert groups == [name for name in order if name in groups]

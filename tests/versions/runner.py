@@ -6,8 +6,8 @@ judged as the grid judges them, and `keras-flow compare` trains examples/digits.
 optimisation of the engines, and with draws by logical index. Where a run deviates or fails the record is taken back.
 `docs/versions.md` is the table of results.
 
-`make test-canary` does the same with the newest releases and the nightly Keras, whichever they are today. `--pythons`
-does it with later versions of Python, each in an environment of its own with the engine's newest release.
+`make test-canary` does the same with today's nightly Keras. `--pythons` does it with later versions of Python, each in
+an environment of its own with the engine's newest release.
 
 python -m tests.versions.runner [--later] [--canary] [--pythons] [--only "jax jax==0.8.0"]
 """

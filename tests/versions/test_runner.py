@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from keras_flow.backends import fingerprints
@@ -23,6 +25,15 @@ def test_every_version_that_is_supported_has_a_row_and_the_oldest_are_run_togeth
         assert {keras for name, _, keras in rows if name == engine} >= {
             text for text in fingerprints.tested("keras") if "dev" not in text
         }
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_pages_name_the_versions_that_are_tested(page: str) -> None:
+    text = (runner.ROOT / page).read_text()
+    for name, package in (("JAX", "jax"), ("TensorFlow", "tensorflow"), ("torch", "torch")):
+        first, last = re.search(rf"{name} (\d+\.\d+) (?:to|and) (\d+\.\d+)", text).groups()  # type: ignore[union-attr]
+        tested = [each.split(".") for each in fingerprints.tested(package)]
+        assert [first, last] == [".".join(version[:2]) for version in (tested[0], tested[-1])], name
 
 
 def test_packages_of_one_version_share_a_folder() -> None:

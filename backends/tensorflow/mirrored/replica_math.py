@@ -21,6 +21,7 @@ from keras.backend import result_type
 from keras_flow.backends import states
 from keras_flow.backends.engine_records import RandomPart
 from keras_flow.backends.hooking import hook
+from keras_flow.backends.logical_random import has_one_mask
 from keras_flow.current.keras_places import squeeze_or_expand_to_same_rank
 from keras_flow.current.keras_places import tensorflow_random as keras_random
 from keras_flow.current.models import layer_in_call
@@ -249,19 +250,11 @@ def dropout(
     asked = noise_shape or [None] * len(lengths)
     shape = [length if value is None else value for length, value in zip(lengths, asked, strict=True)]
     shape = _with_own_rows(shape, inputs, here)
-    if _is_for_all_rows(noise_shape, here):
+    if has_one_mask(noise_shape, here.count):
         noise = tf.random.stateless_uniform(shape, seed=words, dtype=inputs.dtype)
     else:
         noise = _own_rows(lambda whole: tf.random.stateless_uniform(whole, seed=words, dtype=inputs.dtype), shape, here)
     return tf.where(noise >= rate, inputs * (1.0 / (1.0 - rate)), tf.zeros_like(inputs))
-
-
-def _is_for_all_rows(noise_shape: Sequence[int | None] | None, here: ReplicaRows) -> bool:
-    """Whether all rows have one mask. On a replica with one row, a spatial dropout asks for the same shape."""
-    if not noise_shape or not isinstance(noise_shape[0], int) or noise_shape[0] != 1:
-        return False
-    # one row asks for [1, ...] too: then only the layer's own noise_shape tells the two apart
-    return here.count != 1 or getattr(layer_in_call(), "noise_shape", None) is not None
 
 
 @_in_replica("keras:random", ("gamma", "beta", "binomial", "categorical", "shuffle"), "MixUp mixes rows of one replica")
@@ -303,7 +296,7 @@ def part_of_draw(
     """The elements of a draw by logical index that a replica makes; None where its rows cannot be told."""
     if shape and not isinstance(shape[0], int):
         return None
-    if inputs is not None and _is_for_all_rows(noise_shape, here):
+    if inputs is not None and has_one_mask(noise_shape, here.count):
         return RandomPart.whole(shape)
     if inputs is not None:
         shape = tuple(_with_own_rows(shape, inputs, here))
