@@ -28,7 +28,7 @@ from tests.launch import programs
 pytestmark = pytest.mark.usefixtures("four_ranks")
 
 
-def _saved(folder: Path, step: int = 1, **settings: Any) -> keras.Model:
+def saved(folder: Path, step: int = 1, **settings: Any) -> keras.Model:
     mesh = kf.Placement([[0, 1], [2, 3]], axis_names=("data", "model"))
     with kf.ModelParallel(mesh, rules={"one/kernel": {"model": "S(1)"}}, batch_axes="data").scope():
         model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(6, name="one")], name="net")
@@ -37,14 +37,14 @@ def _saved(folder: Path, step: int = 1, **settings: Any) -> keras.Model:
     return model
 
 
-def _chunk(folder: Path, name: str) -> tuple[Path, manifest.Chunk]:
+def chunk_of(folder: Path, name: str) -> tuple[Path, manifest.Chunk]:
     chunk = kf.checkpoint.inspect(folder).tensors[name].chunks[-1]
     return folder / "step-00000001" / chunk.file, chunk
 
 
 def test_a_flipped_bit_a_short_file_and_a_missing_one_are_named(tmp_path: Path) -> None:
-    model = _saved(tmp_path)
-    path, chunk = _chunk(tmp_path, "net/one/kernel")
+    model = saved(tmp_path)
+    path, chunk = chunk_of(tmp_path, "net/one/kernel")
     right = path.read_bytes()
     for data, said in (
         (right[: chunk.begin] + bytes([right[chunk.begin] ^ 1]) + right[chunk.begin + 1 :], "the hash of what was"),
@@ -64,7 +64,7 @@ def test_a_flipped_bit_a_short_file_and_a_missing_one_are_named(tmp_path: Path) 
 
 
 def test_bytes_that_are_not_those_of_the_shape_are_damage(tmp_path: Path) -> None:
-    model = _saved(tmp_path)
+    model = saved(tmp_path)
     path = tmp_path / "step-00000001" / manifest.NAME
     found = manifest.Manifest.from_json(path.read_text(), "")
     tensors = {
@@ -78,7 +78,7 @@ def test_bytes_that_are_not_those_of_the_shape_are_damage(tmp_path: Path) -> Non
 
 
 def test_a_changed_manifest_and_one_of_another_format(tmp_path: Path) -> None:
-    _saved(tmp_path)
+    saved(tmp_path)
     path = tmp_path / "step-00000001" / manifest.NAME
     text = path.read_text()
     for changed, said in (
@@ -97,7 +97,7 @@ def test_the_library_of_safetensors_and_torchs_reader_read_them(tmp_path: Path) 
     import torch
     from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
-    model = _saved(tmp_path)
+    model = saved(tmp_path)
     folder, expected = tmp_path / "step-00000001", np.asarray(model.layers[0].kernel)
     blocks = [safetensors.numpy.load_file(path).get("net/one/kernel") for path in sorted(folder.glob("*.safetensors"))]
     np.testing.assert_array_equal(np.concatenate([each for each in blocks if each is not None], 1), expected)
@@ -108,13 +108,13 @@ def test_the_library_of_safetensors_and_torchs_reader_read_them(tmp_path: Path) 
 
 def test_the_manifest_is_as_its_schema_says(tmp_path: Path) -> None:
     schema = json.loads((Path(__file__).parents[2] / "docs" / "checkpoint-manifest.schema.json").read_text())
-    _saved(tmp_path, extra={"note": "x"})
+    saved(tmp_path, extra={"note": "x"})
     jsonschema.validate(json.loads((tmp_path / "step-00000001" / manifest.NAME).read_text()), schema)
 
 
 def test_the_newest_stay_and_a_step_is_written_again(tmp_path: Path) -> None:
     for step in (1, 2, 3, 3):
-        _saved(tmp_path, step, keep=2, extra={"at": step})
+        saved(tmp_path, step, keep=2, extra={"at": step})
     assert manifest.steps(tmp_path) == [2, 3]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
     assert kf.checkpoint.inspect(tmp_path).extra == {"at": 3}
@@ -122,9 +122,9 @@ def test_the_newest_stay_and_a_step_is_written_again(tmp_path: Path) -> None:
 
 def test_a_run_that_begins_anew_keeps_its_own(tmp_path: Path) -> None:
     for step in (10, 20, 30):
-        _saved(tmp_path, step)
+        saved(tmp_path, step)
     for step in (4, 5, 6):
-        _saved(tmp_path, step, keep=2)
+        saved(tmp_path, step, keep=2)
     assert manifest.steps(tmp_path) == [5, 6, 10, 20, 30]
     with pytest.warns(UserWarning, match="has checkpoints of an earlier run, up to step 30"):
         _fit(tmp_path, 1, resume=False)
@@ -132,7 +132,7 @@ def test_a_run_that_begins_anew_keeps_its_own(tmp_path: Path) -> None:
 
 def test_what_a_program_adds_is_read_as_json_has_it(tmp_path: Path) -> None:
     names = {number: f"class {number}" for number in range(12)}
-    model = _saved(tmp_path, extra={"names": names})
+    model = saved(tmp_path, extra={"names": names})
     assert kf.checkpoint.load(tmp_path, model).extra["names"] == {str(number): name for number, name in names.items()}
 
 
@@ -190,7 +190,7 @@ def test_a_metric_says_whether_more_of_it_is_better() -> None:
         saved("own", [0.3])
 
 
-def test_epochs_without_validation_are_not_saved(tmp_path: Path) -> None:
+def test_epochs_without_validation_are_notsaved(tmp_path: Path) -> None:
     x, settings = np.eye(4, dtype="float32"), {"monitor": "val_loss", "save_best_only": True}
     validation = {"validation_data": (x, x), "validation_freq": 2}
     with pytest.warns(kf.errors.FlowWarning, match="epoch 0 has no such log"):
@@ -296,7 +296,7 @@ def test_averaged_weights_that_are_in_the_model_are_taken_out_again(tmp_path: Pa
 
 
 def test_directories_that_hold_none_or_cannot_be_written(tmp_path: Path) -> None:
-    model = _saved(tmp_path / "there")
+    model = saved(tmp_path / "there")
     with pytest.raises(FlowError, match="is no directory"):
         kf.checkpoint.inspect(tmp_path / "nowhere")
     with pytest.raises(FlowError, match="holds no checkpoint"):
@@ -326,15 +326,15 @@ def test_a_thread_that_cannot_write_says_so_when_it_is_waited_for(tmp_path: Path
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    _saved(tmp_path, 1)
+    saved(tmp_path, 1)
     monkeypatch.setattr(writer.File, "add", full)
     with pytest.raises(FlowError, match="No space left on device"):
-        _saved(tmp_path, 2)
+        saved(tmp_path, 2)
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(6)])
-    saved = kf.checkpoint.save(tmp_path, model, step=2, asynchronous=True)
+    saving = kf.checkpoint.save(tmp_path, model, step=2, asynchronous=True)
     for _ in range(2):
         with pytest.raises(FlowError, match="those before it are as they were"):
-            saved.wait()
+            saving.wait()
     assert [each.name for each in tmp_path.iterdir()] == ["step-00000001"]
 
 
@@ -423,7 +423,7 @@ def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: Any) -> None:
     from keras_flow.checkpoint import lock
 
     monkeypatch.setattr(lock, "WAITED", 0.2)
-    model = _saved(tmp_path)
+    model = saved(tmp_path)
     other = os.open(tmp_path, os.O_RDONLY)  # another opening of the directory, as another job has it
     fcntl.flock(other, fcntl.LOCK_EX)
     with pytest.raises(FlowError, match="another job writes checkpoints in"):
@@ -440,7 +440,7 @@ def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: Any) -> None:
 
 
 def test_a_directory_that_may_not_be_written(tmp_path: Path, monkeypatch: Any) -> None:
-    model = _saved(tmp_path)
+    model = saved(tmp_path)
 
     def forbidden(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied")
