@@ -148,7 +148,7 @@ class StepLosses(keras.callbacks.Callback):
 
 
 def make_distribution(layout: str, rules: Mapping[str, int], **options: object) -> object:
-    """dp4, tp4, 2x2 or mirrored4 over ranks 0 to 3; with z1 or z2 after it slots, or gradients too, are split."""
+    """dp4, tp4, 2x2 or mirrored4 over ranks 0 to 3; a stage of `zero=` may stand after it, as in dp4z3."""
     layout, _, stage = layout.partition("z")
     options |= {"zero": int(stage), "zero_min_size": 4} if stage else {}
     if layout in ("dp4", MIRRORED):
