@@ -22,13 +22,17 @@ SOURCES = ("arrays", "dataset", "tf.data", "loader", "generator")
 
 
 def distribution(layout: str) -> Any:
-    """The distribution of a name; of one rank where it is `one`, with split slots where it ends with `z2`."""
-    layout, _, stage = layout.partition("z")
-    zero = {"zero": int(stage or 0), "zero_min_size": 1}
+    """The distribution of a name; of one rank where it is `one`, with split slots where it ends with `z2`.
+
+    Draws are those of stock Keras, as in all tests, or by logical index, as users have them, where it ends with `!`.
+    """
+    random = "logical" if layout.endswith("!") else None
+    layout, _, stage = layout.rstrip("!").partition("z")
+    zero = {"zero": int(stage or 0), "zero_min_size": 1, "random": random}
     if layout.startswith("dp"):
         return kf.DataParallel(kf.Placement(range(int(layout[2:]))), **zero)
     if layout == "one":
-        return kf.DataParallel(kf.Placement([0]))
+        return kf.DataParallel(kf.Placement([0]), random=random)
     shape = [int(length) for length in layout.split("x")]
     mesh = kf.Placement(np.arange(np.prod(shape)).reshape(shape), axis_names=("data", "model"))
     rules = {"up/kernel": {"model": "S(1)"}, "up/bias": {"model": "S(0)"}, "down/kernel": {"model": "S(0)"}}

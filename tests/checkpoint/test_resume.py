@@ -1,10 +1,14 @@
-"""A program that is stopped, and started again, ends with the weights and logs of one that was not: bit by bit."""
+"""A program that is stopped, and started again, ends with the weights and logs of one that was not: bit by bit, or
+within the grid's tolerances where it goes on under another layout, engine or number of ranks."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.checkpoint import programs
@@ -65,6 +69,71 @@ def test_a_stopped_program_ends_as_an_undisturbed_one(
     for stop in stops:
         assert pool(programs.trained, str(tmp_path / "stopped"), layout, kind, stop, save_freq) == {}
     assert pool(programs.trained, str(tmp_path / "stopped"), layout, kind, None, save_freq) == expected
+
+
+def _near(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Counts are equal, logs and weights within the tolerances of the parity grid."""
+    for name in ("epochs", "updates", "batches"):
+        assert found[name] == expected[name], name
+    for name, values in expected["logs"].items():
+        np.testing.assert_allclose(found["logs"][name], values, rtol=1e-5, atol=1e-7, err_msg=name)
+    for value, right in zip(found["weights"], expected["weights"], strict=True):
+        if len(right) > 16:  # else the state of a seed generator, whose dtype is the engine's
+            value, right = np.frombuffer(value, "float32"), np.frombuffer(right, "float32")
+            assert np.abs(value - right).max() <= 1e-4 * max(1.0, np.abs(right).max())
+
+
+@pytest.mark.parametrize(
+    "layouts", [("2x2", "dp4z3"), pytest.param(("1x4", "dp2", "2x2z3", "4x1"), marks=pytest.mark.full)], ids=str
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_middle_of_an_epoch_goes_on_under_another_layout(
+    engine: str, layouts: tuple[str, ...], on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    """Rows in the order that they had, the same masks, and the metrics of the epoch's first half."""
+    pool = on_ranks(engine)
+    expected = pool(programs.trained, str(tmp_path / "undisturbed"), "dp4")
+    assert pool(programs.trained, str(tmp_path / "stopped"), "dp4", "arrays", 7) == {}
+    for layout in layouts:
+        shutil.copytree(tmp_path / "stopped", tmp_path / layout)
+        _near(pool(programs.trained, str(tmp_path / layout), layout), expected)
+
+
+@pytest.mark.parametrize(
+    ("engine", "other", "kind"),
+    [
+        ("torch", "jax", "arrays"),
+        *(
+            pytest.param(engine, other, kind, marks=pytest.mark.full)
+            for engine in ENGINES
+            for other in ENGINES
+            for kind in ("arrays", "dataset with state")
+            if engine != other and (engine, other, kind) != ("torch", "jax", "arrays")
+        ),
+    ],
+)
+def test_the_middle_of_an_epoch_goes_on_on_another_engine(
+    engine: str, other: str, kind: str, on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    """`random="logical"`, the default of users, has one order of rows and one mask on every engine."""
+    pool = on_ranks(engine)
+    expected = pool(programs.trained, str(tmp_path / "undisturbed"), "dp4!", kind)
+    assert pool(programs.trained, str(tmp_path / "stopped"), "dp4!", kind, 7) == {}
+    _near(on_ranks(other)(programs.trained, str(tmp_path / "stopped"), "2x2!", kind), expected)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_middle_of_an_epoch_goes_on_in_two_processes(
+    engine: str, on_ranks: Callable[..., Pool], tmp_path: Path
+) -> None:
+    expected = on_ranks(engine)(programs.trained, str(tmp_path / "undisturbed"), "dp4!")
+    assert on_ranks(engine)(programs.trained, str(tmp_path / "stopped"), "dp4!", "arrays", 7) == {}
+    fewer = Pool(engine, tmp_path / "pool", ranks=2, processes=2)
+    try:
+        _near(fewer(programs.trained, str(tmp_path / "stopped"), "dp2!"), expected)
+    finally:
+        fewer.close()
 
 
 @pytest.mark.full
