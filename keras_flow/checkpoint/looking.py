@@ -13,11 +13,10 @@ from keras_flow.checkpoint import manifest, store
 from keras_flow.checkpoint.manifest import Manifest
 from keras_flow.checkpoint.reader import Reader, faults
 from keras_flow.errors import FlowError
-from keras_flow.units import counted
 
 
 def inspect(directory: str | os.PathLike[str], *, step: int | str = "latest") -> Manifest:
-    """Return the manifest of a checkpoint: names, shapes, dtypes, layouts, and where `fit` was.
+    """Return the manifest of a checkpoint: names, shapes, dtypes, layouts, and where `fit` was. It prints as a table.
 
     Args:
         directory: directory of checkpoints, or one checkpoint's folder.
@@ -66,32 +65,7 @@ def read_tensor(
     return Reader(*manifest.read(store.at(directory), step)).read(name, index)
 
 
-def rows_of(found: Manifest) -> list[tuple[str, ...]]:
-    """Return the tensors of a checkpoint as rows of a table: name, dtype, shape, layout, bytes, files."""
-    return [
-        (
-            name,
-            tensor.dtype,
-            str(list(tensor.shape)),
-            tensor.layout,
-            units.amount(tensor.bytes),
-            str(len({chunk.file for chunk in tensor.chunks})),
-        )
-        for name, tensor in found.tensors.items()
-    ]
-
-
 def facts_of(directory: str | os.PathLike[str], found: Manifest) -> dict[str, Any]:
-    """Return what `inspect` shows of a checkpoint beside its tensors: name -> value."""
-    where = "outside of fit"
-    if (epoch := found.training.get("epoch")) is not None:
-        batch = found.training.get("batch")
-        where = f"{counted(epoch, 'epoch')} done" + (f", {batch} batches of the next" if batch else "")
+    """Return what `keras-flow checkpoint` shows beside the tensors: name -> value."""
     others = [each for each in manifest.steps(store.at(directory)) if each != found.step]
-    return {
-        "step": found.step,
-        "saved": ", ".join(f"{key} {value}" for key, value in found.saved.items()),
-        "training": where,
-        "tensors": f"{len(found.tensors)}, {units.amount(found.bytes)}",
-        "other steps": ", ".join(map(str, others[-10:])) or "none",
-    }
+    return {**found.facts(), "other steps": ", ".join(map(str, others[-10:])) or "none"}

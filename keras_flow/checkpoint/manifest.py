@@ -13,12 +13,14 @@ Example: a kernel [4, 2] that two ranks split by rows.
 from __future__ import annotations
 
 import datetime
+import io
+import itertools
 import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -26,10 +28,16 @@ import xxhash
 import keras_flow
 from keras_flow.checkpoint.store import MANIFEST, Place
 from keras_flow.errors import FlowError
+from keras_flow.units import amount, counted
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 #: what `manifest.json` begins with, and the version that this code writes
 FORMAT, VERSION = "keras_flow checkpoint", 1
 NAME = MANIFEST
+#: tensors that a table shows
+SHOWN = 40
 #: the model as Keras serializes it, where it can
 MODEL = "model.json"
 _STEP = re.compile(r"step-(\d{8,})")
@@ -114,6 +122,41 @@ class Manifest:
     def bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.bytes for tensor in self.tensors.values())
+
+    def facts(self) -> dict[str, Any]:
+        """What is shown beside the tensors: name -> value."""
+        where = "outside of fit"
+        if (epoch := self.training.get("epoch")) is not None:
+            batch = self.training.get("batch")
+            where = f"{counted(epoch, 'epoch')} done" + (f", {batch} batches of the next" if batch else "")
+        return {
+            "step": self.step,
+            "saved": ", ".join(f"{key} {value}" for key, value in self.saved.items()),
+            "training": where,
+            "tensors": f"{len(self.tensors)}, {amount(self.bytes)}",
+        }
+
+    def show(self, console: Console, facts: Mapping[str, Any], most: int | None, hint: str) -> None:
+        """Print facts and a table of the first `most` tensors (None: all), and how the others are shown (`hint`)."""
+        from rich.table import Table
+
+        for name, value in facts.items():
+            console.print(f"{name}: {value}", highlight=False)
+        table = Table("tensor", "dtype", "shape", "layout", "bytes", "files", box=None)
+        for name, tensor in itertools.islice(self.tensors.items(), most):
+            files = len({chunk.file for chunk in tensor.chunks})
+            table.add_row(name, tensor.dtype, f"{[*tensor.shape]}", tensor.layout, amount(tensor.bytes), f"{files}")
+        console.print(table)
+        if most is not None and most < len(self.tensors):
+            console.print(f"and {len(self.tensors) - most} more; {hint}")
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=160, color_system=None)
+        with console.capture() as shown:
+            self.show(console, self.facts(), SHOWN, "`.tensors` has all")
+        return shown.get().rstrip()
 
     def to_json(self) -> str:
         """The text of `manifest.json`; its last entry is the hash of all others."""

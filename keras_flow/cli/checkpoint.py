@@ -33,7 +33,7 @@ def checkpoint(
 ) -> None:
     """Print what the checkpoint in DIR holds: tensors, layouts, and where `fit` was when it was saved; or export it."""
     from keras_flow import units
-    from keras_flow.checkpoint import looking
+    from keras_flow.checkpoint import looking, manifest
 
     if export is None and format is not None:
         raise FlowError("--format is of --export, which names the file to write")
@@ -51,18 +51,9 @@ def checkpoint(
         print(found.to_json())
         return
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for name, value in looking.facts_of(directory, found).items():
-        console.print(f"{name}: {value}", highlight=False)
-    table = Table("tensor", "dtype", "shape", "layout", "bytes", "files", box=None)
-    rows = looking.rows_of(found)
-    shown = rows if all_rows else rows[:40]
-    for row in shown:
-        table.add_row(*row)
-    console.print(table)
-    if len(shown) < len(rows):
-        console.print(f"and {len(rows) - len(shown)} more; --all shows them")
+    most = None if all_rows else manifest.SHOWN
+    found.show(console, looking.facts_of(directory, found), most, "--all shows them")
     if verify:
         console.print(f"whole: {units.amount(read)} read, all hashes are right")

@@ -5,15 +5,35 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+import keras_flow as kf
+from keras_flow.cli.app import app
 from tests.checkpoint.test_files import chunk_of, saved
 from tests.docs import pages
 
 pytestmark = pytest.mark.usefixtures("four_ranks")
+
+
+def test_what_inspect_returns_prints_as_a_table(tmp_path: Path) -> None:
+    """The rows of `keras-flow checkpoint`; more than a screen of tensors are counted."""
+    saved(tmp_path)
+    found = kf.checkpoint.inspect(tmp_path)
+    lines = str(found).splitlines()
+    assert lines[0] == "step: 1" and lines[2] == "training: outside of fit"
+    (kernel,) = (line.split() for line in lines if line.split()[0] == "net/one/kernel")
+    assert kernel == ["net/one/kernel", "float32", "[4,", "6]", "B,S(1)", "96", "B", "2"]
+    assert str(found) in CliRunner().invoke(app, ["checkpoint", str(tmp_path)]).stdout.replace(
+        "other steps: none\n", ""
+    )
+    many = replace(found, tensors={f"t{number}": found.tensors["net/one/kernel"] for number in range(45)})
+    assert str(many).splitlines()[-2].split()[0] == "t39" and str(many).endswith("\nand 5 more; `.tensors` has all")
+
 
 _READS = """
 import sys
