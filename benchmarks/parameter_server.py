@@ -8,7 +8,9 @@ ClusterCoordinator around the same layers, written by hand, which is asynchronou
 by signals for half of the time. Printed: batches in a second, and those of the other workers in units of what they
 compute without a slow one.
 
-Then the bytes of a step with an Embedding, as the loopback device counts them: run nothing else on this machine.
+Then the bytes of a step with an Embedding, as the loopback device counts them: run nothing else on this machine, or
+give the benchmark a network of its own by `unshare --net --map-root-user sh -c "ip link set lo up; python -m ..."`.
+`--workers` without a number: these bytes alone.
 """
 
 from __future__ import annotations
@@ -161,8 +163,14 @@ def rates(seconds: float, rounds: int) -> dict[str, Any]:
     return found
 
 
-def moved(rows: int, batch: int, partition: str | int = "auto") -> dict[str, float]:
-    """In a chief: bytes over the loopback device in a step that reads `batch` rows of a table of so many."""
+def _over_loopback() -> int:
+    return psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+
+
+def moved(
+    rows: int, batch: int, partition: str | int = "auto", count: Callable[[], int] = _over_loopback
+) -> dict[str, float]:
+    """In a chief: bytes that are sent, as something counts them, in a step that reads so many rows of a table."""
     keras.utils.set_random_seed(0)
     with kf.ParameterServer("sync", partition=partition).scope():
         table = keras.layers.Embedding(rows, 4)
@@ -170,22 +178,22 @@ def moved(rows: int, batch: int, partition: str | int = "auto") -> dict[str, flo
             [keras.Input((1,), dtype="int32"), table, keras.layers.Flatten(), keras.layers.Dense(1)]
         )
         model.compile("sgd", "mse")
-    tokens = np.random.default_rng(0).integers(0, rows, (batch, 1))
+    tokens = np.linspace(0, rows - 1, batch).astype("int32")[:, None]  # each row once
     targets = np.ones((batch, 1), "float32")
     steps = 4
     for _ in range(2):
         model.train_on_batch(tokens, targets)
-    before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+    before = count()
     for _ in range(steps):
         model.train_on_batch(tokens, targets)
-    sent = (psutil.net_io_counters(pernic=True)["lo"].bytes_sent - before) / steps
+    sent = (count() - before) / steps
     return {"table": 16.0 * rows, "rows": 16.0 * batch, "sent": sent}
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--seconds", type=float, default=8.0, help="of each way, in each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the Embedding's table")
@@ -204,7 +212,7 @@ def main() -> None:
             print(line, flush=True)
     said = kf.run(moved, servers=1, workers=1, args=(options.rows, 32))
     print(
-        f"a step that reads 32 rows of an Embedding of {options.rows:,}: {said['sent'] / 1e6:.1f} MB are sent; the "
+        f"a step that reads 32 rows of an Embedding of {options.rows:,}: {said['sent'] / 1e6:.3f} MB are sent; the "
         f"table has {said['table'] / 1e6:.1f} MB, the rows {said['rows'] / 1e6:.6f} MB"
     )
 

@@ -91,7 +91,7 @@ GROUPS = {
             *("cross_size", "is_homogeneous", "ProcessSet", "add_process_set", "remove_process_set", "allreduce"),
             *("grouped_allreduce", "allgather", "allgather_object", "broadcast", "broadcast_object", "alltoall"),
             *("reducescatter", "barrier", "join", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer"),
-            *("broadcast_variables", "broadcast_global_variables", "load_model", "run"),
+            *("broadcast_variables", "load_model", "run"),
         ),
     ),
     "tensors": Group(

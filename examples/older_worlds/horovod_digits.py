@@ -75,6 +75,7 @@ def main(whole_epochs=12.0):
     score = model.evaluate(x_test, y_test, verbose=0)
     if hvd.rank() == 0:
         print(f"Test loss {score[0]:.4f}, accuracy {score[1]:.4f}")
+    return model
 
 
 if __name__ == "__main__":

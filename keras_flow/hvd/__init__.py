@@ -49,7 +49,6 @@ from keras_flow.hvd.ranks import remove_process_set as remove_process_set
 from keras_flow.hvd.ranks import shutdown as shutdown
 from keras_flow.hvd.ranks import size as size
 from keras_flow.hvd.refused import refuse as _refuse
-from keras_flow.hvd.variables import broadcast_global_variables as broadcast_global_variables
 from keras_flow.hvd.variables import broadcast_variables as broadcast_variables
 from keras_flow.hvd.variables import load_model as load_model
 from keras_flow.hvd.variables import run as run

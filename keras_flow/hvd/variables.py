@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import keras
 
 from keras_flow.backends.active import drives_all_ranks
 from keras_flow.comm.distributed_data_parallel import share
-from keras_flow.errors import FlowError
 from keras_flow.hvd import ranks
 from keras_flow.hvd.agreed import agree
 from keras_flow.hvd.collectives import allgather_object, check_root
@@ -38,18 +37,6 @@ def broadcast_variables(
         return
     agree("broadcast", process_set, tensors=[each.value for each in variables], detail=f"from {root_rank}")
     share(variables, root_rank, ranks.group_of(process_set), BUCKET_BYTES)
-
-
-def broadcast_global_variables(root_rank: int) -> NoReturn:
-    """Raise, as Horovod does with TensorFlow 2: there are no global variables.
-
-    Raises:
-        FlowError: always.
-    """
-    raise FlowError(
-        "hvd.broadcast_global_variables: Keras 3 has no global variables. Call hvd.broadcast_variables(model.weights, "
-        f"{root_rank}), or give fit the callback hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank})"
-    )
 
 
 def load_model(

@@ -225,9 +225,14 @@ def by_keras(values: dict[str, np.ndarray], steps: list[tuple[np.ndarray, np.nda
         return dict(zip(names, model.get_weights(), strict=True))
 
 
-def is_keras(stages: bool) -> None:
+def is_keras(stages: bool, mirrored: bool = False) -> None:
     begin()
-    job = train_job(lambda images: lenet(images, stages))
+    traced = train_job(lambda images: lenet(images, stages), mirrored=4 if mirrored else 0)
+    cuts = np.linspace(0, ROWS, kf.env.get_world_size() + 1).astype(int)[1:-1]
+
+    def job(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.concatenate(traced(np.split(x, cuts), np.split(y, cuts))) if mirrored else traced(x, y)
+
     x, y = data()[0]
     first = job(x, y)
     after_one = flow.get_all_variables()
@@ -241,6 +246,11 @@ def is_keras(stages: bool) -> None:
 
 def consistent_lenet() -> None:
     is_keras(stages=False)
+
+
+def mirrored_lenet() -> None:
+    """Convolutions and pooling of a list with an array for each device, of unlike lengths."""
+    is_keras(stages=False, mirrored=True)
 
 
 def pipelined_lenet() -> None:
@@ -622,19 +632,26 @@ def older_config() -> None:
     is_numpys([job(x, y) for x, y in data()])
 
 
-def small() -> None:
-    """What `make test` runs."""
+def on_all_ranks() -> None:
+    """Programs each of whose placements has all ranks."""
     consistent_mlp()
     mirrored_mlp()
     hybrid_mlp()
-    pipelined_lenet()
     layer_norm()
     another_session()
     jobs_train_what_they_say()
 
 
+def small() -> None:
+    """What `make test` runs."""
+    on_all_ranks()
+    pipelined_lenet()
+    bad_input()
+
+
 def large() -> None:
     consistent_lenet()
+    mirrored_lenet()
     variables_of_ones_own()
     grid_of_devices()
     optimizers()

@@ -17,7 +17,7 @@ import keras_flow as kf
 import keras_flow.compat.oneflow as flow
 import keras_flow.compat.oneflow.typing as tp
 from keras_flow.backends.engines import that_train
-from tests import sampling
+from tests import ranks, sampling
 from tests.compat import programs
 from tests.launch import programs as jobs
 
@@ -38,12 +38,12 @@ def test_the_reference_programs(backend: str, on_ranks: Callable) -> None:
     "program",
     [
         programs.consistent_lenet,
+        programs.mirrored_lenet,
         programs.variables_of_ones_own,
         programs.batch_normalization,
         programs.micro_batches,
         programs.one_placement,
         programs.images_of_ones_own,
-        programs.bad_input,
         programs.grid_of_devices,
         programs.optimizers,
         programs.older_config,
@@ -51,6 +51,17 @@ def test_the_reference_programs(backend: str, on_ranks: Callable) -> None:
 )
 def test_more_programs(backend: str, program: Callable, on_ranks: Callable) -> None:
     on_ranks(backend)(program)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", [name for name in that_train() if name != "torch"])
+def test_the_reference_programs_in_two_processes_of_two_devices(backend: str, tmp_path: Path) -> None:
+    """On torch each rank is a process in every test."""
+    pool = ranks.Pool(backend, tmp_path, processes=2)
+    try:
+        pool(programs.on_all_ranks)
+    finally:
+        pool.close()
 
 
 @pytest.mark.full
@@ -78,6 +89,16 @@ def test_machines_are_checked(nodes: list, port: int | None, text: str, monkeypa
         if port is not None:
             flow.env.ctrl_port(port)
         flow.env.machine([{"addr": node} if isinstance(node, str) else node for node in nodes])
+        flow.env.init()
+    flow.clear_default_session()
+
+
+def test_the_number_of_machines_is_that_of_the_names() -> None:
+    flow.clear_default_session()
+    flow.config.machine_num(3)
+    flow.config.ctrl_port(9988)
+    flow.env.machine([{"addr": "10.1.1.1"}, {"addr": "10.1.1.2"}])
+    with pytest.raises(kf.FlowError, match=r"machine_num says 3 machines, flow\.env\.machine names 2"):
         flow.env.init()
     flow.clear_default_session()
 
@@ -123,6 +144,18 @@ def test_two_machines_started_by_hand(backend: str, tmp_path: Path) -> None:
         assert "ranks 2 processes 2" in out
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("backend", that_train())
+def test_machines_of_a_program_that_the_launcher_starts(backend: str, tmp_path: Path) -> None:
+    """The launcher has said who is who, so no address has to be of this host."""
+    file = tmp_path / "job.py"
+    file.write_text(_BY_HAND.format(port=9988).replace("127.0.0.", "10.1.1."))
+    command = ["-m", "keras_flow.launch", "--nproc_per_node", "2", "--timeout", "120", str(file)]
+    code, out, err = jobs.finish(jobs.start(command, backend, PYTHONPATH=str(ROOT)), 200)
+    assert code == 0, err[-4000:]
+    assert out.splitlines() == ["ranks 2 processes 2"] * 2
+
+
 @sampling.one_in(2)
 @pytest.mark.parametrize("backend", sampling.on_one(that_train()))
 def test_a_port_in_use_is_named(backend: str, tmp_path: Path) -> None:
@@ -161,6 +194,20 @@ def _kernel(kind: str, step: int, steps: int, lr: float, *args: Any) -> float:
         batch = step or 1
         return (lr - end) * (1 - batch / (steps * math.ceil(batch / steps))) ** power + end
     return (lr - end) * (1 - min(p, 1.0)) ** power + end
+
+
+def test_names_that_are_not_there_say_what_is() -> None:
+    refused: list[tuple[Callable[[], object], str]] = [
+        (
+            lambda: tp.ListListNumpy,
+            "flow.typing.ListListNumpy of OneFlow 0.x is not in keras_flow.compat.oneflow",
+        ),
+        (lambda: flow.env.get_rank, "Instead: kf.env has what programs ask for"),
+        (lambda: flow.env.data_port, "Instead: leave it out: ctrl_port is the coordinator's port"),
+        (lambda: flow.scope.mirrored_view().__enter__(), "with flow.scope.mirrored_view(): is not in"),
+    ]
+    for call, text in refused:
+        _is_refused(call, text)
 
 
 @pytest.mark.usefixtures("four_ranks")

@@ -202,6 +202,7 @@ def training() -> None:
         "momentum": (hvd.DistributedOptimizer(sgd(momentum=0.9)), mean, {"momentum": 0.9}),
         "predivide": (hvd.DistributedOptimizer(sgd(), gradient_predivide_factor=3.0), mean, {}),
         "groups": (hvd.DistributedOptimizer(sgd(), groups=2), mean, {}),
+        "sparse as dense": (hvd.DistributedOptimizer(sgd(), sparse_as_dense=True), mean, {}),
         "passes": (hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2), mean, {"passes": 2}),
         "mean of passes": (
             hvd.DistributedOptimizer(sgd(momentum=0.9), backward_passes_per_step=2, average_aggregated_gradients=True),
@@ -213,9 +214,45 @@ def training() -> None:
         weights, _ = trained(linear(optimizer))
         for found, wanted in zip(weights, formula(reduce, **options)[0], strict=True):
             np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6, err_msg=name)
+    for groups, wanted in (([[1, 0]], [[0, 1]]), ([[1], [0]], [[0], [1]]), ([[1]], [[0], [1]])):
+        model = linear(sgd())
+        variables = model.trainable_variables
+        named = [[variables[number] for number in group] for group in groups]
+        optimizer = hvd.DistributedOptimizer(sgd(), groups=named)
+        model.compile(optimizer, "mse")
+        for found, right in zip(trained(model)[0], formula(mean)[0], strict=True):
+            np.testing.assert_allclose(found, right, rtol=2e-5, atol=2e-6)
+        bundles = optimizer._bundles([0, 1], [each.value for each in variables], variables)
+        assert sorted(map(sorted, bundles)) == wanted, bundles
     model = linear(hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16))
     for found, wanted in zip(trained(model)[0], formula(mean)[0], strict=True):
         np.testing.assert_allclose(found, wanted, atol=5e-3)
+
+
+class _OwnLoss(keras.callbacks.Callback):
+    """Keeps the losses of this rank, before others see them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.losses.append(logs["loss"])
+
+
+def process_sets() -> None:
+    """Two sets of ranks train a model each, and average their logs, at the same time."""
+    count = hvd.size()
+    sets = [hvd.ProcessSet({0, count - 1} - {1}), hvd.ProcessSet([1])]
+    mine = hvd.add_process_set(next(each for each in sets if each.included()))
+    model, own = linear(hvd.DistributedOptimizer(keras.optimizers.SGD(RATE), process_set=mine)), _OwnLoss()
+    weights, history = trained(model, epochs=2, callbacks=[own, hvd.callbacks.MetricAverageCallback(process_set=mine)])
+    wanted, _ = formula(lambda gradients: np.mean([gradients[rank] for rank in mine.ranks], 0), epochs=2)
+    for found, right in zip(weights, wanted, strict=True):
+        np.testing.assert_allclose(found, right, rtol=2e-5, atol=2e-6)
+    losses = hvd.allgather_object(own.losses)
+    np.testing.assert_allclose(history["loss"], np.mean([losses[rank] for rank in mine.ranks], 0), rtol=1e-6)
+    assert hvd.remove_process_set(mine) and not hvd.remove_process_set(hvd.global_process_set)
 
 
 class HasUnused(keras.layers.Dense):
@@ -465,6 +502,7 @@ def main(folder: Path) -> None:
         wrong_calls,
         uneven_steps,
         training,
+        process_sets,
         without_a_gradient,
     ]
     cases += [weights_that_do_not_decay, partial, partial_with_a_loss_scale, loss_scale]
@@ -477,6 +515,12 @@ def main(folder: Path) -> None:
         in_folder(folder)
         print(f"{in_folder.__name__}: {time.monotonic() - begun:.1f} s", flush=True)
     beside_a_distribution()
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    with pytest.raises(kf.FlowError, match=r"hvd\.size: .* call hvd\.init\(\) first"):
+        hvd.size()
+    hvd.init()
+    check(hvd.allreduce(np.ones(2, "float32"), op=hvd.Sum), np.full(2, hvd.size()))
     print("done")
 
 

@@ -43,6 +43,12 @@ def test_openmpi(backend: str, tmp_path: Path) -> None:
     assert out.splitlines()[-1] == "done"
 
 
+def test_torchrun(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    out = check(tmp_path, [*command, str(JOB), str(tmp_path), "1"], "torch")
+    assert "done" in out.splitlines(), out
+
+
 @pytest.mark.parametrize("backend", that_train())
 def test_srun_on_two_nodes(backend: str, tmp_path: Path) -> None:
     with slurm.cluster(tmp_path) as where:

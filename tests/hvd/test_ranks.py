@@ -26,7 +26,7 @@ def test_hosts_of_unlike_sizes(
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("allreduce_async", r"kf\.comm\.all_reduce\(x, async_op=True\)"),
+        ("allreduce_async", r"use hvd\.allreduce, which waits, or kf\.comm\.all_reduce\(x, async_op=True\)"),
         ("DistributedGradientTape", r"kf\.DistributedDataParallel\(model\)"),
         ("nccl_built", "keras-flow launch --check-build"),
         ("of_no_library", r"from_horovod\.md"),

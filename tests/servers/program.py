@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 import keras_flow as kf
+from keras_flow.backends.mail import frames
 from keras_flow.checkpoint import manifest
 
 ROWS, BATCH, EPOCHS = 61, 13, 3
@@ -291,11 +292,41 @@ def tables() -> dict[str, Any]:
     pair = [_embedded(kf.DataParallel(kf.Placement([0])), _OPTIMIZERS["adam"], False, "float32")]
     pair.append(_embedded(parts, _OPTIMIZERS["adam"], True, "float32"))
     layout = kf.layout_of(pair[1]["model"].layers[1].embeddings)
+    # messages of torch are counted by `bytes_of_tables`
+    sizes = [] if keras.config.backend() == "torch" else [(1000, 1), (200_000, 1), (200_000, 2)]
     return {
         "off": off(*pair),
         "layout": [str(layout), list(layout.layout.placement.ranks)],
-        "sent": [moved(rows, 32, partition)["sent"] for rows, partition in ((1000, 1), (200_000, 1), (200_000, 2))],
+        "sent": [moved(rows, 32, partition)["sent"] for rows, partition in sizes],
     }
+
+
+class _Counting:
+    """A connection that notes in a file how many bytes it is given to send."""
+
+    def __init__(self, connection: Any, file: Any):
+        self._connection, self._file = connection, file
+
+    def sendall(self, data: Any) -> None:
+        """Note the bytes first: who reads them may look into the file at once."""
+        self._file.write(f"{memoryview(data).nbytes}\n")
+        self._file.flush()
+        self._connection.sendall(data)
+
+
+def bytes_of_tables() -> dict[str, Any]:
+    """Of torch: the bytes that all processes of the job send in a step which reads 32 rows of a table."""
+    from benchmarks.parameter_server import moved
+
+    folder, write = Path(sys.argv[2]), frames.write
+    file = (folder / f"bytes-{os.getpid()}").open("w")
+    # in workers and servers too, which the test starts with this program
+    frames.write = lambda connection, told, value: write(_Counting(connection, file), told, value)
+
+    def count() -> int:
+        return sum(int(line) for each in folder.glob("bytes-*") for line in each.read_text().splitlines())
+
+    return {"sent": [moved(rows, 32, parts, count)["sent"] for rows, parts in ((1000, 1), (200_000, 1), (200_000, 2))]}
 
 
 def more_tables() -> dict[str, Any]:
