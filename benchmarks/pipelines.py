@@ -11,7 +11,7 @@ ratios are medians of the rounds. Printed:
   waiting for messages;
 - the update: Keras's Adam;
 - the step over that of `Schedule1F1B` of torch, in a loop by hand, with torch's Adam;
-- bytes between stages, as counted in `isend`, over those that `explain` says;
+- bytes between stages, as counted in `Transfers.send`, over those that `explain` says;
 - messages: the share that costs the receiver less than a tenth of F after it was sent and asked for.
 
 With `--beside`: F, B and the parts of B, each as the mean of the stages; the step over that of `--schedule`, as
@@ -242,7 +242,7 @@ class _Watch:
         from keras_flow.pipelines.transfers import Transfers
 
         self._before = [
-            (Pass, "_do", Pass._do),
+            (Pass, "do", Pass.do),
             (Transfers, "take", Transfers.take),
             (Transfers, "send", Transfers.send),
         ]
@@ -285,7 +285,7 @@ class _Watch:
             watch._step += 1
             begin(lane)
 
-        Pass._do, Transfers.take, Transfers.begin = timed, taken, begins  # type: ignore[method-assign]
+        Pass.do, Transfers.take, Transfers.begin = timed, taken, begins  # type: ignore[method-assign]
         staged_model.update = updates
         if self._has_messages:
             Transfers.send = sends  # type: ignore[method-assign]

@@ -15,6 +15,7 @@ from keras_flow.backends.jax import layouts, partitioning, split_backward
 from keras_flow.backends.jax.devices import rank_devices
 from keras_flow.current.distribution import Distribution, holding
 from keras_flow.current.variable_layout import keras_layout, stage_rank
+from keras_flow.errors import warn
 
 
 class _CompiledStage:
@@ -211,6 +212,8 @@ def _update_program(
 
 def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
     """Return the function that Keras's loop calls: `steps_per_execution` steps; it takes the state and returns it."""
+    if not (model.jit_compile or model.run_eagerly):
+        warn(f"model {model.name!r}: a pipeline compiles its stages also with jit_compile=False; take run_eagerly=True")
 
     def groups() -> list[list[keras.Variable]]:
         every: Any = model

@@ -165,6 +165,7 @@ def apply_gradients(
 
 def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
     """Return the function that Keras's loop calls: it takes an iterator, or for `predict` a list of batches."""
+    trainer.refuse_jit(model)
     if name != "predict":
         return trainer.in_turn(model, lambda data, _: step(data))
 

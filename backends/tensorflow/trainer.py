@@ -200,7 +200,7 @@ def make_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, step: Callable
 ) -> Callable:
     """Hook on `TensorFlowTrainer._make_function`: the function of loops, which runs `steps_per_execution` steps."""
-    _refuse_jit(model)
+    refuse_jit(model)
     if step == model.train_step:
         _refuse_saved_models(model)
     profiled_programs.remember(model)
@@ -238,7 +238,7 @@ def make_predict_function(
     """Hook on `TensorFlowTrainer.make_predict_function`: a list of batches to their joined outputs."""
     if model.predict_function is not None and not force:
         return
-    _refuse_jit(model)
+    refuse_jit(model)
     # one for each loop, which holds its compiled programs
     model.predict_function = predicted(Steps(model, model.predict_step, distribution))
 
@@ -353,7 +353,8 @@ def refuse_jit_of_calls(model: keras.Model) -> None:
     model.jit_compile = False
 
 
-def _refuse_jit(model: keras.Model) -> None:
+def refuse_jit(model: keras.Model) -> None:
+    """An error where `compile` was told `jit_compile=True` in so many words."""
     if model in _asked_for_jit and model.jit_compile:
         raise FlowError(
             f"model {model.name!r} is compiled with jit_compile=True, which the tensorflow backend cannot do under a "

@@ -15,7 +15,7 @@ from keras import tree
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from keras_flow.backends.torch import layouts, local_tensors, split_backward
+from keras_flow.backends.torch import layouts, local_tensors, split_backward, trainer
 from keras_flow.backends.torch.collectives import process_group
 from keras_flow.backends.torch.layers import pin
 from keras_flow.backends.torch.split_backward import Later
@@ -217,6 +217,7 @@ def apply_gradients(
 
 def step_function(model: keras.Model, name: str, step: Callable[[Any], Any]) -> Callable[..., Any]:
     """Return the function that Keras's loop calls: it takes a list with one batch."""
+    trainer.refuse_settings(model)
     return lambda data: step(data[0])
 
 

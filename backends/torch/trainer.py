@@ -110,7 +110,7 @@ def make_function(
     distribution: Distribution, original: Callable[..., object], model: keras.Model, force: bool = False
 ) -> object:
     """Hook on `make_{train,test,predict}_function`: wrap the step function that Keras stores."""
-    _refuse(model)
+    refuse_settings(model)
     original(model, force)
     # "make_train_function" stores "train_function"
     name = original.__name__.removeprefix("make_")
@@ -273,7 +273,8 @@ def _settle(model: keras.Model, distribution: Distribution, trains: bool) -> boo
     return consistent
 
 
-def _refuse(model: keras.Model) -> None:
+def refuse_settings(model: keras.Model) -> None:
+    """Refuse what `compile` was told and torch cannot do under a distribution."""
     if model.jit_compile is True:
         raise FlowError(
             "jit_compile=True cannot be used under a keras_flow distribution on torch: torch.compile does not trace "

@@ -23,7 +23,7 @@ from keras_flow.distributions import models
 from keras_flow.distributions.distribution import FlowDistribution
 from keras_flow.distributions.ranks import require_placement
 from keras_flow.distributions.rules import PatternRules
-from keras_flow.errors import FlowError
+from keras_flow.errors import FlowError, warn
 from keras_flow.layout import Layout
 from keras_flow.parallel import said_ranks
 from keras_flow.parallel.tools import ExplainedDistribution
@@ -364,6 +364,7 @@ class PipelineParallel(ExplainedDistribution):
         refused.refuse_rows_that_interact(calls, len(lanes[0]), self.batch_normalization_view, type(self).__name__)
         made = stages.cut(calls, stage_of_call, [self._ranks.shown(each) for each in lanes])
         refused.refuse_shared_state(made)
+        refused.refuse_complex(calls, made)
         for stage, each, of_stage in zip(made, ranks, lanes, strict=True):
             stage.holders = self._ranks.holders(each)
             if self._zero:
@@ -442,6 +443,12 @@ class PipelineParallel(ExplainedDistribution):
             made = None
         if made is not None and [places[made.rank_of[stage]] for stage in range(len(ranks))] == list(ranks):
             return made
+        if schedule != "gpipe":
+            warn(
+                f"PipelineParallel: schedule={schedule!r} has no order for stages on the ranks "
+                f"{', '.join(str(list(each)) for each in ranks)}, where kf.scope.placement put them. "
+                'They compute in the order of schedule="gpipe"'
+            )
         return schedules.gpipe_on([places.index(each) for each in ranks], parts)
 
 

@@ -146,7 +146,7 @@ def bytes_of(tensor: keras.KerasTensor) -> int:
 
 def _elements(tensor: keras.KerasTensor) -> int:
     """Elements of a tensor for one row."""
-    return math.prod(_UNKNOWN if length is None else length for length in tensor.shape[1:])
+    return _product(tensor.shape[1:])
 
 
 def _crossing_bytes(graph: CallGraph, place: int) -> float:
@@ -164,12 +164,30 @@ def operations(graph: CallGraph, call: Call) -> float:
     """Multiplications of a call for one row, at least one for each element that it makes.
 
     Of a weight each element is used once for each place of the output: 64 kernels of 3x3x3 for an image of 8x8 places
-    make 64 * 27 * 64. An embedding reads its rows.
+    make 64 * 27 * 64. An embedding reads its rows. A recurrent layer uses its weights once for each step, whether it
+    returns all steps or the last, and attention multiplies each place with each other.
     """
-    elements = sum(_elements(graph.tensors[key]) for key in call.outputs)
-    if isinstance(call.operation, keras.layers.Embedding):
+    layer, elements = call.operation, sum(_elements(graph.tensors[key]) for key in call.outputs)
+    if isinstance(layer, keras.layers.Embedding):
         return elements
     shape = graph.tensors[call.outputs[0]].shape if call.outputs else ()
-    lengths = [_UNKNOWN if length is None else length for length in shape[1:-1]]
+    is_first = getattr(layer, "data_format", None) == "channels_first"
+    places = _product(shape[2:] if is_first else shape[1:-1])
+    longest = max((_product(graph.tensors[key].shape[1:2]) for key in call.inputs), default=1)
+    steps = getattr(layer, "forward_layer", layer)  # of a Bidirectional
+    if isinstance(steps, keras.layers.RNN) and not steps.return_sequences:
+        places *= longest
     used = sum(math.prod(weight.shape) for weight in _weights(call) if len(weight.shape) > 1)
-    return elements + used * math.prod(lengths)
+    inner = layer._flatten_layers() if isinstance(layer, keras.Layer) else ()
+    return elements + places * (used + 2 * longest * sum(map(_heads, inner)))
+
+
+def _heads(layer: keras.Layer) -> int:
+    """The length of the queries of one place, of all heads of a layer of Keras's attention."""
+    if isinstance(layer, keras.layers.GroupQueryAttention):
+        return layer.num_query_heads * layer.head_dim
+    return layer.num_heads * layer.key_dim if isinstance(layer, keras.layers.MultiHeadAttention) else 0
+
+
+def _product(lengths: Sequence[int | None]) -> int:
+    return math.prod(_UNKNOWN if length is None else length for length in lengths)

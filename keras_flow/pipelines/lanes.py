@@ -29,7 +29,7 @@ from keras_flow.pipelines.transfers import Transfers
 if TYPE_CHECKING:
     from keras_flow.pipelines.passes import Pass
 
-#: steps in which the state of all lanes is compared, where that makes the host wait
+#: training steps in which states are compared, where that makes the host wait
 _COMPARED = 3
 
 
@@ -83,6 +83,11 @@ class Lanes:
 
     # ---- outputs and state
 
+    @property
+    def compares_microbatches(self) -> bool:
+        """Whether the state that each micro-batch leaves is compared in a training step."""
+        return self._compared < _COMPARED
+
     def outputs(self, runs: Sequence[Pass], signature: object) -> tuple[list[Any], list[Any]]:
         """The last stage's outputs and masks, block after block of rows; elsewhere than on its first rank empty."""
         last = self._stages[-1]
@@ -104,22 +109,25 @@ class Lanes:
         ]
         return [outputs for outputs, _ in rows], [masks for _, masks in rows]
 
-    def keep_state(self, runs: Sequence[Pass], has_empty_lane: bool) -> None:
-        """Give variables what the forward passes have assigned: it must be the same in each lane.
+    def keep_state(self, runs: Sequence[Pass], has_empty_lane: bool, training: bool) -> None:
+        """Give variables what the forward passes have assigned: it must be the same of each micro-batch and lane.
 
         Args:
             runs: of this process's lanes.
             has_empty_lane: a lane has had no rows; its seeds have stood still.
+            training: whether it is a training step.
         """
-        if len(self.all) > 1:
-            problems = [
-                self._agree_on_state(stage, [run for run in runs if stage.number in run.state], has_empty_lane)
-                for stage in self._stages
-            ]
+        if (training and self.compares_microbatches) or len(self.all) > 1:
+            problems = [self._agree_on_microbatches(stage, run) for run in runs for stage in self._stages]
+            if len(self.all) > 1:
+                problems += [
+                    self._agree_on_state(stage, [run for run in runs if stage.number in run.state], has_empty_lane)
+                    for stage in self._stages
+                ]
             self._raise_on_all([text for text in problems if text])
         for run in runs[:1] if self.is_alone else runs:
             run.keep_state()
-        self._compared += runs[0].training if runs else 0
+        self._compared += training
 
     def _raise_on_all(self, problems: Sequence[str]) -> None:
         """Raise what some processes found, on all of them: the others would wait for these."""
@@ -130,11 +138,23 @@ class Lanes:
             total: Any = keras.ops.convert_to_numpy(found)
             if not problems and float(total):
                 problems = [
-                    "a layer has state that depends on the rows that it sees, which another process names, where "
-                    "ranks of its stage see different ones. Give the stage one rank"
+                    "a layer, which another process names, has state that depends on the rows that it sees. Keep such "
+                    "state out of the model, or train it under kf.DataParallel"
                 ]
         if problems:
             raise FlowError(problems[0])
+
+    def _agree_on_microbatches(self, stage: Stage, run: Pass) -> str:
+        """Compare the states that the micro-batches of a lane have left; returns what is wrong with them."""
+        first, *others = run.left.get(stage.number) or [[]]
+        moves_or_stays = stage.statistics | stage.frozen
+        found = (
+            _depends_on_rows(stage, variable, "each micro-batch leaves another")
+            for state in others
+            for variable, one, other in zip(stage.state, first, state, strict=True)
+            if not is_seed(variable.path) and id(variable) not in moves_or_stays and not _is_equal(one, other)
+        )
+        return next(found, "")
 
     def _agree_on_state(self, stage: Stage, runs: Sequence[Pass], has_empty_lane: bool) -> str:
         """Compare a stage's state between its ranks; all get that of the first. Returns what is wrong with it."""
@@ -148,11 +168,8 @@ class Lanes:
         for run in runs:
             for variable, one, other in zip(stage.state, first, run.state[stage.number], strict=True):
                 if not is_seed(variable.path) and not _is_equal(one, other):
-                    return (
-                        f"a layer of stage {stage.number} has state that depends on the rows that it sees "
-                        f"({variable.path}), and the ranks {list(stage.ranks)} of the stage see different ones. Give "
-                        "the stage one rank, or keep such state out of the model"
-                    )
+                    which = f"the ranks {list(stage.ranks)} of the stage see different ones"
+                    return _depends_on_rows(stage, variable, which)
             run.state[stage.number] = first
         return ""
 
@@ -174,6 +191,14 @@ class Lanes:
     def from_rank(self, rank: int, value: Any, is_like: bool = False) -> Any:
         """A structure of tensors that one rank has, on every process; `is_like`: all have tensors of its shapes."""
         return value if self.is_alone else backend().from_process_of(rank, value, is_like)
+
+
+def _depends_on_rows(stage: Stage, variable: keras.Variable, why: str) -> str:
+    return (
+        f"a layer of stage {stage.number} has state that depends on the rows that it sees ({variable.path}), and {why}"
+        ". Keep such state out of the model, take microbatches=1 and one rank for each stage, or train it under "
+        "kf.DataParallel"
+    )
 
 
 def _has_own_state(stage: Stage) -> bool:

@@ -8,6 +8,7 @@ known without what the layers compute.
 from __future__ import annotations
 
 import inspect
+from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,7 @@ def of_outputs(graph: CallGraph, inputs: Sequence[Any]) -> Any:
         FlowError: a mask is made of what a layer computes.
     """
     values: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    everything = ChainMap(values, dict(enumerate(graph.tensors)))  # of others than inputs what is known of their shapes
     found: dict[int, Any] = {}
     for call in graph.calls:
         layer = call.operation
@@ -49,7 +51,7 @@ def of_outputs(graph: CallGraph, inputs: Sequence[Any]) -> Any:
         # as Keras does: the first argument of `call` hands its mask on, unless the call is given one by its name
         first = call.args[0] if call.args else call.kwargs.get(next(iter(inspect.signature(layer.call).parameters)))
         asked = call.kwargs.get("mask")
-        own = _known(graph, first, values)
+        own = filled(first, everything)
         try:
             if asked is None:
                 previous = tree.map_structure(lambda ref: found.get(getattr(ref, "key", -1)), first)
@@ -65,7 +67,7 @@ def of_outputs(graph: CallGraph, inputs: Sequence[Any]) -> Any:
                 raise _unknown(layer)
             if each is not None:
                 found[key] = keras.ops.convert_to_numpy(each)
-    return filled(graph.outputs, {key: OutputMask(found.get(key)) for key in range(len(graph.tensors))})
+    return filled(graph.outputs, {key: OutputMask(found.get(key)) for key in graph.output_keys})
 
 
 def _unknown(layer: keras.Layer) -> FlowError:
@@ -87,9 +89,3 @@ def _computed(graph: CallGraph, leaf: Any, values: dict[int, Any]) -> Any:
             _computed(graph, Ref(key), values)
         values.update(zip(call.outputs, call.run(values, None), strict=True))
     return values[leaf.key]
-
-
-def _known(graph: CallGraph, structure: Any, values: dict[int, Any]) -> Any:
-    """The tensors of a call: those of the model's inputs, and for others what is known of their shapes."""
-    everything = {key: values.get(key, tensor) for key, tensor in enumerate(graph.tensors)}
-    return filled(structure, everything)

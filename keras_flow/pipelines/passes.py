@@ -95,6 +95,7 @@ class Pass:
         gradients: stage -> those by its weights, of this lane's rows.
         losses: the sum of each stage and micro-batch.
         state: stage -> its state after the micro-batches so far.
+        left: stage -> the state that each micro-batch has left, where they are compared.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Pass:
         self.gradients: dict[int, list[Any]] = {}
         self.losses: list[Any] = []
         self.state = lane.state_of(pipeline.stages)
+        self.left: dict[int, list[list[Any]]] = {}
         self._begun = dict(self.state)
         self._weights = lane.weights_of(pipeline.stages)
         self._blocks: dict[int, tuple[Any, Any]] = {}
@@ -186,6 +188,8 @@ class Pass:
             if learns:
                 self._held[stage.number, number] = (weights, tensors, others)
         self.state[stage.number] = list(rest["state"])
+        if self.training and pipeline.lanes.compares_microbatches:
+            self.left.setdefault(stage.number, []).append(self.state[stage.number])
         self.losses.append(rest["loss"])
         known = iter(outputs)
         sent = [next(known) if tensor is None else tensor for tensor in rest["fixed"]]

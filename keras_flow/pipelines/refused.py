@@ -197,6 +197,19 @@ def refuse_unlike(ranks: Sequence[tuple[int, ...]]) -> None:
                 )
 
 
+def refuse_complex(graph: CallGraph, made: Sequence[Stage]) -> None:
+    """Refuse a complex tensor that crosses from stage to stage: a message has no gradient for it."""
+    maker = {key: call.path for call in graph.calls for key in call.outputs}
+    for stage in made[:-1]:
+        for key in stage.sent:
+            if "complex" in keras.backend.standardize_dtype(graph.tensors[key].dtype):
+                raise FlowError(
+                    f"{maker[key]!r} makes complex numbers, which go from stage {stage.number} to the next without a "
+                    "gradient. Cut the model elsewhere (stages= takes patterns), or split them into real and imaginary "
+                    "parts before the cut"
+                )
+
+
 def refuse_shared_state(made: Sequence[Stage]) -> None:
     """Refuse a layer with state that two ranks call: weights may be tied, but who would move its state on?"""
     rank_of: dict[int, int] = {}

@@ -105,7 +105,7 @@ class StagedModel:
         scale = loss_scale(optimizer)
         runs = self._passes(batch, training=True, with_loss=True, scale=scale)
         follow(runs, self._order(len(batch.parts), with_backward=True), self.lanes)
-        self.lanes.keep_state(runs, batch.has_empty_lane)
+        self.lanes.keep_state(runs, batch.has_empty_lane, training=True)
         update(self, optimizer, self.lanes.gradients(), scale)
         return self._logs(batch, runs)
 
@@ -159,7 +159,7 @@ class StagedModel:
         """The passes of all lanes, forward alone."""
         runs = self._passes(batch, training=False, with_loss=with_loss)
         follow(runs, self._order(len(batch.parts), with_backward=False))
-        self.lanes.keep_state(runs, batch.has_empty_lane)
+        self.lanes.keep_state(runs, batch.has_empty_lane, training=False)
         return runs
 
     def _look_at_variables(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -43,7 +43,7 @@ class Transfers:
         self._ready: dict[Key, Any] = {}
         self._leaving: dict[Key, Any] = {}
         self._coming: dict[Key, Any] = {}
-        self._sent: list[Any] = []
+        self._sent: dict[object, Callable[[], None]] = {}
         # what messages look like is told with the first of each kind
         self._told: dict[object, Any] = {}
         self._heard: dict[object, Any] = {}
@@ -93,7 +93,7 @@ class Transfers:
             self._ready[key] = self.on(self._ranks[to], value)
         else:
             pair = (self._ranks[stage], self._ranks[to])
-            self._sent.append(backend().send_tensors(value, pair, _tag(key), self._told, (key, signature)))
+            self._sent[key] = backend().send_tensors(value, pair, _tag(key), self._told, (key, signature))
 
     def receive(self, stage: int, kind: str, number: int, signature: object) -> None:
         """Begin to receive what a stage will need."""
@@ -107,11 +107,14 @@ class Transfers:
     def take(self, stage: int, kind: str, number: int) -> Any:
         """What a stage has received, waiting until it is there."""
         key = (stage, kind, number)
-        return self._coming.pop(key)() if key in self._coming else self._ready.pop(key)
+        value = self._coming.pop(key)() if key in self._coming else self._ready.pop(key)
+        if kind == RECV_B and (sent := self._sent.pop((stage + 1, RECV_F, number), None)):
+            sent()  # who sends a gradient has the activation: it is held no longer
+        return value
 
     def finish(self) -> None:
         """Wait until all that was sent has left."""
-        for wait in self._sent:
+        for wait in self._sent.values():
             wait()
         self._sent.clear()
 
@@ -203,7 +206,7 @@ class Transfers:
         if source in self.own and to in self.own:
             return self.on(to, value)
         if source in self.own:
-            self._sent.append(backend().send_tensors(value, (source, to), _FIRST_TIED + number, self._told, key))
+            self._sent[key] = backend().send_tensors(value, (source, to), _FIRST_TIED + number, self._told, key)
         elif to in self.own:
             split = self._split.get(to)
             return backend().receive_tensors((source, to), _FIRST_TIED + number, self._heard, key, split)()

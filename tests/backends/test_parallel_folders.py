@@ -230,7 +230,8 @@ NAMES = {
         "Steps MOST_TRACES functions_by_dtensor make_predict_function build build_for_prediction compile": (
             "a graph for each shape of batch"
         ),
-        "refuse_jit_of_calls": "XLA is asked for by compile",
+        "refuse_jit_of_calls refuse_jit": "XLA is asked for by compile",
+        "refuse_settings": "of compile, which a pipeline on torch cannot follow either",
         "in_turn predicted": "a function of Keras's may run several steps",
         "new_source retrack lists_replaced named_parameters": "a step runs eagerly, on parameters of torch's modules",
     },

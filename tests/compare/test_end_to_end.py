@@ -62,6 +62,14 @@ def test_seeded_faults_are_caught(tmp_path: Path) -> None:
     assert "FAILED" in out
 
 
+@pytest.mark.full
+def test_the_example_of_a_pipeline_agrees_with_one_device(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "pipeline.py"
+    code, out, err = compare(tmp_path, "1,pp2,pp2xdp2", file=str(example))
+    assert code == 0, out + err
+    assert "All 3 runs agree within the tolerances." in out
+
+
 def test_errors_of_the_file_are_one_text(tmp_path: Path) -> None:
     code, out, err = compare(tmp_path, "qq4")
     assert code == 1

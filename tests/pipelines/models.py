@@ -166,6 +166,22 @@ def deep() -> keras.Model:
     return keras.Sequential([keras.Input((5,)), *inner])
 
 
+def two_inputs(as_dict: bool) -> keras.Model:
+    """Numbers that the first stage reads, and ids that a later one reads."""
+    numbers, ids = keras.Input((5,), name="numbers"), keras.Input((6,), dtype="int32", name="ids")
+    hidden = _layers.Dense(6)(_layers.Dense(5, "tanh")(numbers))
+    words = _layers.GlobalAveragePooling1D()(_layers.Embedding(7, 6)(ids))
+    outputs = _layers.Dense(3)(_layers.Dense(4)(_layers.Add()([hidden, words])))
+    return keras.Model({"numbers": numbers, "ids": ids} if as_dict else [numbers, ids], outputs)
+
+
+def steep() -> keras.Model:
+    """Gradients of the first layer are 100 000 times those of the others, which see numbers of usual size."""
+    small = keras.initializers.RandomNormal(stddev=1e-6, seed=1)
+    inner = [_layers.Dense(8, kernel_initializer=small), _layers.Rescaling(1e5), *map(_layers.Dense, (8, 6, 3))]
+    return keras.Sequential([keras.Input((5,)), *inner])
+
+
 def convolutions() -> keras.Model:
     """Images."""
     return keras.Sequential(
@@ -347,6 +363,11 @@ CASES: dict[str, tuple[Any, ...]] = {
     ),
     "loss_scale": _case(dense, X, Y, optimizer=_scaled()),
     "loss_scale_norm": _case(dense, X, Y, optimizer=_scaled(global_clipnorm=0.1)),
+    "overflow_of_one_stage": _case(
+        steep, X, Y, optimizer=lambda: keras.optimizers.LossScaleOptimizer(_sgd()(), initial_scale=1e37)
+    ),
+    "list_of_inputs": _case(lambda: two_inputs(False), [X, IDS], Y),
+    "dict_of_inputs": _case(lambda: two_inputs(True), {"numbers": X, "ids": IDS}, Y),
     "schedule": _case(
         dense,
         X,

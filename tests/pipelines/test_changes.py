@@ -88,6 +88,37 @@ def test_losses_of_other_outputs(on_ranks: Any) -> None:
     assert on_ranks("torch")(_other_losses, "1f1b", timeout=60.0) == []
 
 
+def _in_loops_of(steps: int) -> dict[str, Any] | str:
+    import keras
+
+    import keras_flow as kf
+    from tests.pipelines import models
+
+    keras.utils.set_random_seed(3)
+    with models.pipeline("1f1b").scope():
+        model = models.dropout()
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], steps_per_execution=steps)
+    given: dict[str, Any] = {"batch_size": 4, "verbose": 0}
+    try:
+        logs = model.fit(models.X, models.Y, epochs=2, shuffle=False, **given).history
+    except kf.FlowError as error:
+        return str(error)
+    return {"logs": logs, "weights": model.get_weights(), "predictions": model.predict(models.X, **given)}
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES[:2]))
+def test_several_steps_per_execution(engine: str, on_ranks: Any) -> None:
+    """Four batches, of which three are taken at a time."""
+    from tests.pipelines import models
+
+    one, other = on_ranks(engine)(_in_loops_of, 1), on_ranks(engine)(_in_loops_of, 3)
+    assert models.distance(one, other) < 1e-6
+
+
+def test_several_steps_per_execution_on_torch(on_ranks: Any) -> None:
+    assert "steps_per_execution=3 cannot be used on torch" in on_ranks("torch")(_in_loops_of, 3)
+
+
 def _draws() -> list[int]:
     import keras
     import numpy as np

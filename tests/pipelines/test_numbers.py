@@ -26,6 +26,60 @@ def test_those_of_one_device(engine: str, on_ranks: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+def test_inputs_and_verdicts(engine: str, on_ranks: Any) -> None:
+    """Two inputs; a gradient that only the first stage has too large: none is updated."""
+    names = ("list_of_inputs", "dict_of_inputs", "overflow_of_one_stage")
+    assert on_ranks(engine)(_off, names, ("1f1b",)) == []
+
+
+def _by_hand() -> list[str]:
+    import contextlib
+
+    import keras
+
+    import keras_flow as kf
+    from tests.pipelines import models
+
+    pipe = kf.Placement(range(4), axis_names=("pipe",))
+    ways = {
+        "one device": kf.DataParallel(kf.Placement([0]), random="logical"),
+        "micro-batches": kf.PipelineParallel(pipe, microbatches=4, random="logical"),
+        "no distribution": contextlib.nullcontext(),
+    }
+    found: dict[str, Any] = {}
+    begun: list[Any] = []
+    for name, way in ways.items():
+        keras.utils.set_random_seed(3)
+        with getattr(way, "scope", lambda: way)():  # noqa: B023
+            x = inputs = keras.Input((5,))
+            for rank, width in ((0, 6), (2, 5), (1, 3)):
+                on = contextlib.nullcontext() if name == "one device" else kf.scope.placement("cpu", f"0:{rank}")
+                with on:
+                    x = keras.layers.Dense(width, "tanh")(x)
+            model = keras.Model(inputs, x)
+            model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+            begun = begun or model.get_weights()
+            model.set_weights(begun)
+        given: dict[str, Any] = {"batch_size": 8, "verbose": 0}
+        history = model.fit(models.X, models.Y, epochs=2, shuffle=False, **given).history
+        predicted = model.predict(models.X, **given)
+        found[name] = {"logs": history, "predictions": predicted, "weights": model.get_weights()}
+    one = found.pop("one device")
+    return [
+        f"{way}: {key}"
+        for way, other in found.items()
+        for key, value in one.items()
+        if models.distance(value, other[key]) > 2e-5
+    ]
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
+def test_stages_by_hand(engine: str, on_ranks: Any) -> None:
+    """On ranks that are not in order."""
+    assert on_ranks(engine)(_by_hand) == []
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(ENGINES))
 def test_stages_on_two_ranks(engine: str, on_ranks: Any) -> None:
     assert on_ranks(engine)(_off, ("dropout", "tied_norm", "short_batch"), ("1f1b+2x2",)) == []
 

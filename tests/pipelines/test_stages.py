@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import weakref
@@ -55,6 +56,29 @@ def test_a_cut_by_cost_counts_elements_of_any_size() -> None:
             keras.config.set_dtype_policy("float32")
         costs[policy] = [cutting.operations(calls, call) for call in calls.calls]
     assert costs["bfloat16"] == costs["float32"]
+
+
+def _operations(make: Any, *shape: int) -> int:
+    inputs = keras.Input(shape)
+    calls = graph.of(keras.Model(inputs, make(inputs)))
+    return int(sum(cutting.operations(calls, call) for call in calls.calls))
+
+
+def test_operations_of_layers_that_use_a_weight_many_times() -> None:
+    """Multiplications, and one for each element that is made."""
+    gates = 4 * 5 * (3 + 5)
+    assert _operations(layers.LSTM(5), 10, 3) == 10 * gates + 5
+    assert _operations(layers.LSTM(5, return_sequences=True), 10, 3) == 10 * gates + 10 * 5
+    assert _operations(layers.Bidirectional(layers.LSTM(5)), 10, 3) == 2 * 10 * gates + 2 * 5
+    images = 6 * 6 * 4 * (3 * 3 * 2) + 6 * 6 * 4
+    assert _operations(layers.Conv2D(4, 3, data_format="channels_first"), 2, 8, 8) == images
+    assert _operations(layers.Conv2D(4, 3, data_format="channels_last"), 8, 8, 2) == images
+    for attends, widths in (
+        (layers.MultiHeadAttention(2, 4, use_bias=False), 8 + 8 + 8 + 8),
+        (layers.GroupQueryAttention(4, 2, 1, use_bias=False), 8 + 4 + 4 + 8),
+    ):
+        found = _operations(lambda x: attends(x, x), 64, 8)  # noqa: B023
+        assert found == 64 * 8 * widths + 64 * 2 * 64 * 8 + 64 * 8
 
 
 def test_weights_are_where_their_stage_is() -> None:
@@ -186,6 +210,50 @@ def test_state_that_depends_on_rows_is_refused_on_several_ranks() -> None:
             model.fit(np.arange(32.0).reshape(8, 4), np.ones((8, 2)), verbose=0)
 
 
+@pytest.mark.filterwarnings("ignore:.*is a custom layer")
+def test_state_that_depends_on_rows_is_refused_on_one_rank() -> None:
+    x, y = np.arange(32.0).reshape(8, 4), np.ones((8, 2))
+    for parts in (4, 1):  # the whole batch at once leaves the state of one device
+        with _pipeline(microbatches=parts).scope():
+            model = _sequence(_LastMean())
+            model.compile("sgd", "mse")
+            refuses = pytest.raises(FlowError, match=r"\(.*\), and each micro-batch leaves another")
+            with refuses if parts > 1 else contextlib.nullcontext():
+                model.fit(x, y, batch_size=8, verbose=0)
+
+
+def test_frozen_weights_are_no_state_that_a_call_changes() -> None:
+    model = _sequence()
+    model.layers[0].trainable = False
+    _fit(model, microbatches=4)
+
+
+def test_stages_by_hand_for_which_a_schedule_has_no_order() -> None:
+    with _pipeline(4, schedule="zbv").scope():
+        x = inputs = keras.Input((4,))
+        for rank in (0, 1, 2):
+            with kf.scope.placement("cpu", f"0:{rank}"):
+                x = layers.Dense(2)(x)
+        model = keras.Model(inputs, x)
+        model.compile("sgd", "mse")
+        said = r"schedule='zbv' has no order for stages on the ranks \[0\], \[1\], \[2\].*schedule=\"gpipe\""
+        with pytest.warns(UserWarning, match=said):
+            model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+
+
+def test_stages_are_compiled_whatever_compile_is_told() -> None:
+    with _pipeline().scope():
+        model = _sequence()
+        model.compile("sgd", "mse", jit_compile=False)
+        with pytest.warns(UserWarning, match="compiles its stages also with jit_compile=False"):
+            model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+
+
+@pytest.mark.parametrize(("settings", "parts"), [({}, 4), ({"schedule": "interleaved"}, 8), ({"stages": 2}, 4)])
+def test_twice_as_many_micro_batches_as_stages(settings: dict[str, Any], parts: int) -> None:
+    assert _pipeline(**settings).schedule.microbatches == parts
+
+
 def _fit(model: keras.Model, rows: int = 8, **settings: Any) -> None:
     with _pipeline(**settings).scope():
         model.compile("sgd", "mse")
@@ -210,9 +278,20 @@ class _Doubled(keras.Sequential):
         return 2 * super().call(inputs, training=training, mask=mask)
 
 
-class _OwnStep(keras.Model):
-    def train_step(self, data: Any) -> Any:
-        return {}
+def _computed_mask() -> keras.Model:
+    return _sequence(layers.Reshape((2, 2)), layers.Masking(), layers.GlobalAveragePooling1D())
+
+
+def _shared(layer: keras.Layer) -> keras.Model:
+    inputs = keras.Input((4,))
+    hidden = layer(layers.Dense(4)(layers.Dense(4)(inputs)))
+    return keras.Model(inputs, layers.Dense(2)(layers.Dense(4)(layer(layers.Dense(4)(hidden)))))
+
+
+def _complex() -> keras.Model:
+    inputs = keras.Input((4,))
+    numbers = keras.ops.view_as_complex(layers.Reshape((2, 2))(layers.Dense(4, name="first")(inputs)))
+    return keras.Model(inputs, layers.Dense(2, name="last")(keras.ops.real(numbers)))
 
 
 @pytest.mark.parametrize(
@@ -223,6 +302,9 @@ class _OwnStep(keras.Model):
         (lambda: _sequence(), {"stages": [["last"], ["first"]]}, "reads what '.*first' of the later stage 1 makes"),
         (lambda: _sequence(), {"stages": [["first", "last"], []]}, r"stages \[1\] have no layers"),
         (lambda: keras.Sequential([keras.Input((4,)), layers.Dense(2)]), {}, "2 stages of a model with 1 layer that"),
+        (_computed_mask, {}, "makes a mask of what an earlier layer computes"),
+        (lambda: _shared(layers.Dropout(0.5)), {}, "is called on ranks 0 and 1 and has state that a call may change"),
+        (_complex, {"stages": [["first", "reshape"], ["last", "real"]]}, "complex numbers, which go from stage 0"),
         (lambda: _sequence(), {"rows": 3, "microbatches": 4}, "a batch of 3 rows cannot be cut into 4 micro-batches"),
     ],
 )
@@ -294,8 +376,16 @@ def test_models_that_cannot_be_cut() -> None:
     with pytest.raises(FlowError, match="has a `call` of its own"):
         _fit(patched)
     inputs = keras.Input((4,))
-    with pytest.raises(FlowError, match="has a train_step of its own"):
-        _fit(_OwnStep(inputs, layers.Dense(2)(layers.Dense(3)(inputs))))
+    for name in ("train_step", "test_step", "predict_step", "compute_loss"):
+        own = type("OwnStep", (keras.Model,), {name: lambda *args, **kwargs: {}})
+        with pytest.raises(FlowError, match=f"has a {name} of its own"):
+            _fit(own(inputs, layers.Dense(2)(layers.Dense(3)(inputs))))
+    states = keras.Input(batch_shape=(8, 4, 3))
+    with pytest.raises(FlowError, match="is stateful: its rows go on with those of the batch before"):
+        with _pipeline().scope():
+            model = keras.Model(states, layers.Dense(2)(layers.LSTM(3, stateful=True)(states)))
+            model.compile("sgd", "mse")
+            model.fit(np.ones((8, 4, 3)), np.ones((8, 2)), batch_size=8, verbose=0)
 
 
 def test_a_sequential_without_an_input_is_built_for_its_data() -> None:
