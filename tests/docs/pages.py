@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+_OUTSIDE = ("README.md", "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md")
+PAGES = (*(ROOT / name for name in _OUTSIDE), *sorted((ROOT / "docs").rglob("*.md")))
 
 _FENCE = re.compile(r"^```(?P<language>\w*)(?P<options>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_ANY = re.compile(r"KERAS_BACKEND=jax( .*) # or torch, tensorflow$")
 _TITLE = re.compile(r'title="([^"]+)"')
 _IMPORTS = re.compile(r"^\s*(?:import|from) .*\bkeras_flow\b", re.MULTILINE)
 
@@ -82,9 +84,13 @@ def steps(page: Path) -> list[Step]:
     return done
 
 
-def commands(text: str) -> list[str]:
-    """The commands of a block: lines without comments, those that end in a backslash joined."""
+def commands(text: str, engine: str = "jax") -> list[str]:
+    """The commands of a block: lines without comments, those that end in a backslash joined.
+
+    A line whose comment says that other engines print the same names this one.
+    """
     lines = re.sub(r"\s*\\\n\s*", " ", text).splitlines()
+    lines = [_ANY.sub(rf"KERAS_BACKEND={engine}\1", line) for line in lines]
     return [command for line in lines if (command := re.sub(r"(^|\s+)#.*", "", line).strip())]
 
 

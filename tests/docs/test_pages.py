@@ -69,7 +69,7 @@ def _run(step: Step, page: Path, number: int, engine: str, left_out: Mapping[str
     """Return what the step prints."""
     where = f"{name_of(page)}:{step.line}, on {engine}"
     if step.kind == "commands":
-        lines = [command for command in commands(step.text) if command not in left_out]
+        lines = [command for command in commands(step.text, engine) if command not in left_out]
         return _printed(["bash", "-euo", "pipefail", "-c", "\n".join(lines)], engine, folder, where)[0]
     if "kf.notebook" in step.text:
         return _in_a_notebook(step.cells, engine, folder)
@@ -134,6 +134,15 @@ def test_a_guide_shows_the_same_numbers_before_and_after() -> None:
     for page in (ROOT / "docs" / "migrate" / f"{guide}.md" for guide in guides):
         shown = {step.text.split()[-1]: step.shown for step in steps(page) if step.shown}
         assert shown["before.py"] == shown["after.py"], page.name
+
+
+@pytest.mark.check
+def test_a_command_for_any_engine_names_the_one_that_is_tested() -> None:
+    first = next(step.text for step in steps(ROOT / "README.md") if "first.py" in step.text and step.kind == "commands")
+    assert [commands(first, engine) for engine in that_train()] == [
+        [f"KERAS_BACKEND={engine} python first.py"] for engine in that_train()
+    ]
+    assert commands("KERAS_BACKEND=jax python first.py", "torch") == ["KERAS_BACKEND=jax python first.py"]
 
 
 @pytest.mark.check
