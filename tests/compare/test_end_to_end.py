@@ -105,3 +105,41 @@ def test_layouts_that_compute_again(tmp_path: Path) -> None:
     runs = json.loads((tmp_path / "report.json").read_text())["runs"]
     assert [(run["layout"], run["ranks_used"]) for run in runs] == [("1", 1), ("dp2r", 2), ("2x2z3r", 4)]
     assert all(run["loss_share"] <= 1 and run["weights_share"] <= 1 for run in runs)
+
+
+EMBEDDING = """
+import keras, numpy as np
+
+def load_data():
+    words = np.random.default_rng(0).integers(0, 4, (64, 8))
+    return words, (words[:, :1] > 1).astype("float32")
+
+def build_model():
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((8,)), layers.Embedding(9, 4), layers.Flatten(), layers.Dense(1)])
+    model.compile(OPTIMIZER, "mse")
+    return model
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("optimizer", "status"), [("keras.optimizers.Adam(0.1)", 1), ("keras.optimizers.SGD(0.1)", 0)])
+def test_engines_that_differ_by_a_known_cause(optimizer: str, status: int, tmp_path: Path) -> None:
+    file = programs.write(tmp_path, EMBEDDING.replace("OPTIMIZER", optimizer))
+    command = ["-m", "keras_flow.cli.app", "compare", str(file), "--backends", "jax,tensorflow", "--layouts", "1,dp2"]
+    command += ["--steps", "6", "--batch-size", "16", "--out", str(tmp_path)]
+    code, out, err = programs.finish(programs.start(command, "jax"), 500)
+    assert code == status, out + err
+    said = " ".join(out.split())
+    report = json.loads((tmp_path / "report.json").read_text())
+    explains = [(known["name"], known["explains"]) for known in report["known"]]
+    cause = "repeated rows of an embedding"
+    if status:
+        assert explains == [(cause, ["tensorflow 1", "tensorflow dp2"])]
+        assert all(" from the first backend's (limit " in failure for failure in report["failures"])
+        assert f"{cause} (of tensorflow 1, tensorflow dp2)" in said
+        assert cause in (tmp_path / "report.html").read_text()
+    else:
+        assert (explains, report["failures"]) == ([], [])
+        assert "All 4 runs agree within the tolerances." in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ from rich.console import Console
 
 import keras_flow as kf
 from keras_flow.compare import deviations, runner, worker
+from keras_flow.compare.known_differences import ProgramFacts
 from keras_flow.compare.options import CompareJob, CompareOptions
-from tests.compare.test_report import GOOD
+from tests.compare.test_report import APART, GOOD
 
 TINY = Path(__file__).parent / "tiny.py"
 
@@ -122,3 +124,44 @@ def test_logs_without_a_loss_are_refused() -> None:
     assert worker._loss({"loss": np.float32(0.5)}) == 0.5
     with pytest.raises(kf.FlowError, match=r"logs no 'loss' but d_loss, g_loss\. .*add 'loss' to what its train_step"):
         worker._loss({"d_loss": 1.0, "g_loss": 2.0})
+
+
+def test_what_is_wrong_with_a_run() -> None:
+    good, apart = GOOD.runs[3], APART.runs[3]
+    assert runner._failures(good) == []
+    assert runner._failures(replace(good, between_share=None, between_backends=9.0)) == [], "not judged"
+    assert runner._failures(apart) == ["torch tp2: loss deviates by 0.023 from the first backend's (limit 0.0015)"]
+    for wrong, said in (
+        ({"loss_share": 2.0, "loss_deviation": 0.5}, "torch tp2: loss deviates by 0.5, 2 times the tolerance"),
+        ({"loss_share": float("nan")}, "torch tp2: loss deviates by "),
+        ({"weights_share": 3.0, "weights_worst": "m/kernel"}, "torch tp2: weights deviate by "),
+        ({"ranks_named": 4}, "torch tp2: used 2 of the 4 ranks that it names"),
+        ({"evaluated": {"jax": 0.5, "torch": 0.4}}, "torch tp2: its weights evaluate to 0.5 on jax, to 0.4 on torch"),
+        (
+            {"losses": [0.5, float("inf")], "loss_share": 9.0},
+            "torch tp2: the loss of step 2 is inf, and nothing can be",
+        ),
+    ):
+        (found,) = runner._failures(replace(good, **wrong))
+        assert found.startswith(said)
+
+
+def test_known_differences_explain_what_they_can() -> None:
+    runs = [
+        replace(run, backend={"jax": "jax", "torch": "tensorflow"}[run.backend], weights_rounded=[])
+        for run in APART.runs
+    ]
+    embedding = ProgramFacts(layers=("Embedding",), optimizer="Adam")
+
+    def explained(program: ProgramFacts, of: list) -> list[tuple[str, list[str]]]:
+        return [(known.name, known.explains) for known in runner._known(program, of)]
+
+    repeated = "repeated rows of an embedding"
+    assert explained(embedding, runs) == [(repeated, ["tensorflow tp2"])], "tensorflow 1 agrees"
+    assert explained(replace(embedding, optimizer="SGD"), runs) == []
+    assert explained(embedding, APART.runs) == [], "jax and torch have equal numbers"
+    # what differs is a metric, and not the loss that is apart
+    short = ProgramFacts(outputs=2, short_batch=3)
+    assert explained(short, runs) == [("losses of outputs in a short last batch", [])]
+    rounded = [*runs[:3], replace(runs[3], weights_rounded=["m/bias"])]
+    assert explained(ProgramFacts(), rounded) == [("weights that rounding decides", ["tensorflow tp2"])]

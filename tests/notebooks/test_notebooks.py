@@ -29,7 +29,7 @@ def _runs() -> list[object]:
 @pytest.mark.parametrize(("name", "backend"), _runs())
 def test_notebook_runs(name: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", backend)
-    monkeypatch.setenv("NOTEBOOK_BACKENDS", backend)  # of the comparison: the others are run by its own tests
+    monkeypatch.setenv("NOTEBOOK_BACKENDS", backend)  # of the comparison; tests/compare/test_end_to_end.py compares engines
     shutil.copy(FOLDER / f"{name}.ipynb", tmp_path)
     notebook = nbformat.read(tmp_path / f"{name}.ipynb", as_version=4)
     client = NotebookClient(notebook, timeout=400, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
