@@ -193,3 +193,30 @@ def test_what_is_made_after_a_fit_begins_as_on_one_device(engine: str, on_ranks)
     (fresh, *others), (one, again, on) = on_ranks(engine)(program)
     assert others == [fresh, fresh]
     assert one == again != on  # a seed that is set anew begins the orders of epochs anew
+
+
+@pytest.mark.parametrize("engine", sampling.on_one(("jax", "tensorflow", "torch")))
+def test_stock_shuffles_as_keras_on_one_device(engine: str, on_ranks) -> None:
+    def program() -> list[list[float]]:
+        from contextlib import nullcontext
+
+        import keras
+        import numpy as np
+
+        import keras_flow as kf
+
+        x = np.random.default_rng(0).normal(size=(24, 6)).astype("float32")
+
+        def trained(scope: object) -> list[float]:
+            keras.utils.set_random_seed(3)
+            with scope:  # type: ignore[attr-defined]
+                model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(1)])
+                model.compile(keras.optimizers.SGD(0.1), "mse")
+                return model.fit(x, x[:, :1], batch_size=8, epochs=3, verbose=0).history["loss"]
+
+        ways = kf.DataParallel(random="stock"), kf.DataParallel(random="logical")
+        return [trained(nullcontext()), *(trained(way.scope()) for way in ways)]
+
+    plain, stock, logical = on_ranks(engine)(program)
+    assert np.allclose(stock, plain, rtol=0, atol=1e-5), (stock, plain)
+    assert not np.allclose(logical, plain, rtol=0, atol=1e-4)
