@@ -27,6 +27,9 @@ _QUICK = {("README.md", "torch"), ("docs/first_program.md", "jax"), ("docs/howto
 #: pages whose programs print no warning
 _CALM = ("README.md", "docs/first_program.md", "docs/index.md")
 _WARNING = re.compile(r".*(?:[Ww]arning:|WARNING:(?!\s*All log)).*")
+#: logs, tables that programs write, and what is said of decisions and measurements
+_INTERNAL = ("docs/adr/", "docs/boxing-spec", "docs/engine-bugs", "docs/features", "benchmarks/")
+_BULLET = re.compile(r"^ *- .*(?:\n(?! *- |\s*$|#).*)*", re.MULTILINE)
 #: seconds for one program or one block of commands
 _LIMIT = 280
 #: what a block without a language must not begin with: commands are marked, so that they are run
@@ -118,6 +121,16 @@ def test_commands_are_marked(page: Path) -> None:
     assert [text for language, _, text, _ in blocks(page) if not language and _COMMAND.search(text)] == []
     outside = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert re.findall(r"^ {4}(?:keras-flow|python|pip|make) .*", outside, re.MULTILINE) == []
+
+
+@pytest.mark.check
+def test_no_bullet_is_a_paragraph() -> None:
+    found = []
+    for page in PAGES:
+        if not name_of(page).startswith(_INTERNAL):
+            text = re.sub(r"^```.*?^```$|\]\([^)]*\)", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+            found += [(name_of(page), bullet) for bullet in _BULLET.findall(text) if len(bullet.split()) > 51]
+    assert found == []
 
 
 @pytest.mark.check

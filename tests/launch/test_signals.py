@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from keras_flow.launch.environment import free_port
 from tests import sampling
-from tests.launch import programs
+from tests.launch import clients, programs
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -263,3 +265,25 @@ def test_a_callback_that_fails_or_takes_too_long(backend: str, tmp_path: Path) -
     codes, said = ended(tmp_path, backend, [TERM], mode="hangs", KERAS_FLOW_GRACE="4")
     assert codes == [143]
     assert "0, 1 did not finish the callback of kf.on_preemption within 4 s (KERAS_FLOW_GRACE)" in said
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("client", ["torchrun", "mpirun"])
+def test_launchers_of_others_hand_it_on(client: str, tmp_path: Path) -> None:
+    mpirun = ["-n", "2", "--map-by", ":OVERSUBSCRIBE", sys.executable]
+    command = clients.torchrun("--standalone") if client == "torchrun" else [clients.program("mpirun"), *mpirun]
+    script = programs.write(tmp_path, PROGRAM)
+    environment = {**programs.ENVIRONMENT, **clients.AS_ROOT, "OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch"}
+    with open(tmp_path / "said", "w") as said:
+        launcher = subprocess.Popen(
+            [*command, str(script), str(tmp_path), "saves"], env=environment, stdout=said, stderr=said
+        )
+        programs.wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == 2, 150)
+        below = programs.tree(launcher.pid)
+        launcher.send_signal(TERM)
+        launcher.wait(60)
+    _, alive = psutil.wait_procs(below, timeout=10)
+    words = (tmp_path / "said").read_text()
+    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE], words
+    assert all_ended(tmp_path, 2), words
+    assert "keras-flow: interrupted; saved state.keras" in words
