@@ -28,6 +28,8 @@ SOURCE = ROOT / "build" / "site-source"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 #: what docs/index.md links to in the repository -> the page that is made of it
 _MADE = {"../notebooks/": "notebooks/"}
+#: a public name, a how-to and an error's text, which the site's search must find
+_FOUND = ("kf.DataParallel", "gradient accumulation", "matched no variable")
 _LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)]*|[^):]+/)\)")
 
 
@@ -60,6 +62,9 @@ def main() -> None:
     print("pages: mkdocs, most of a minute", flush=True)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    index = (ROOT / "build" / "site" / "search" / "search_index.json").read_text().lower()
+    if missing := [words for words in _FOUND if words.lower() not in index]:
+        raise SystemExit(f"the site's search does not find {missing}")
     # a browser lets no page of a file start the worker that searches
     print(f"site: python -m http.server --directory {ROOT / 'build' / 'site'}")
 
