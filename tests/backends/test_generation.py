@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.doors import presets
+from tests.one_device import one_device
+
 pytestmark = pytest.mark.timeout(600)
 ENGINES = ("jax", "tensorflow", "torch")
 STOPS = [7, 9, 20, 41]
@@ -39,25 +42,28 @@ def prompts(rows: int, length: int = 10) -> dict[str, np.ndarray]:
     }
 
 
+def distribution(layout: str, name: str) -> Any:
+    """A layout's distribution, by the rules of the model's class, or those of people where it has none."""
+    import keras_hub
+
+    import keras_flow as kf
+
+    if layout == "2x2":
+        square = kf.Placement([[0, 1], [2, 3]], axis_names=("batch", "model"))
+        maps = getattr(getattr(keras_hub.models, f"{name}Backbone"), "get_layout_map", None)
+        return kf.ModelParallel(square, batch_axes="batch", rules=maps or presets.rules_of_text())
+    return kf.DataParallel(kf.Placement([0])) if layout == "one" else kf.DataParallel()
+
+
 def generated(layout: str, name: str, samplers: list[str], rows: tuple[int, ...]) -> dict[str, list]:
     """What a model of random weights generates under a layout: sampler and number of rows -> tokens."""
     import keras
     import keras_hub
 
-    import keras_flow as kf
-
     backbone_class = getattr(keras_hub.models, f"{name}Backbone")
-    square = kf.Placement([[0, 1], [2, 3]], axis_names=("batch", "model"))
-    distribution = {
-        "one": lambda: kf.DataParallel(kf.Placement([0])),
-        "1x4": kf.DataParallel,
-        "2x2": lambda: kf.ModelParallel(
-            square, batch_axes="batch", rules=getattr(backbone_class, "get_layout_map", None)
-        ),
-    }[layout]()
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
-    with distribution.scope():
+    with distribution(layout, name).scope():
         backbone = backbone_class(vocabulary_size=64, num_layers=1, hidden_dim=16, intermediate_dim=32, **MODELS[name])
         for variable in backbone.trainable_variables:  # initial weights are too small to prefer a token
             variable.assign(keras.ops.convert_to_numpy(variable) * 4)
@@ -181,6 +187,31 @@ def test_other_prompts_on_each_rank_are_refused(on_ranks: Callable) -> None:
     assert on_ranks("torch").on_each(program, True) == ["generated"] * 4
     for said in on_ranks("torch").on_each(program, False):
         assert "the ranks are fed different batches: input \"x['inputs']" in said, said
+
+
+def test_one_process_alone_generates(on_ranks: Callable) -> None:
+    """Under data parallel it has all weights. The others go on, and all meet again."""
+
+    def program() -> list:
+        import keras
+
+        import keras_flow as kf
+
+        found = []
+        for scope in (one_device(), kf.DataParallel().scope()):
+            keras.utils.clear_session()
+            keras.utils.set_random_seed(1)
+            with scope:
+                model = _small()
+            if kf.env.is_main_process():
+                found.append(np.asarray(model.generate(prompts(5), stop_token_ids=None)["token_ids"]).tolist())
+            kf.comm.barrier()
+        found.append(np.asarray(model.generate(prompts(5), stop_token_ids=None)["token_ids"]).tolist())
+        return found
+
+    first, *others = on_ranks("torch").on_each(program)
+    assert first == [first[0]] * 3
+    assert others == [[first[0]]] * 3
 
 
 def test_a_rank_that_has_a_part_of_the_weights_refuses(on_ranks: Callable) -> None:

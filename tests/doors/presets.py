@@ -47,21 +47,29 @@ def cases() -> list[Case]:
     return [*itertools.starmap(Case, (*found, *calibrated)), *(Case("images", None, layout) for layout in LAYOUTS)]
 
 
+def rules_of(first: str, second: str) -> dict[str, dict[str, kf.sbp.SBP]]:
+    """Rules that split attention by heads over the axis `model`, and its two dense layers of these names."""
+    return {
+        "(query|key|value)/kernel": {"model": kf.sbp.split(1)},
+        "attention_output/kernel": {"model": kf.sbp.split(0)},
+        f"{first}/kernel": {"model": kf.sbp.split(1)},
+        f"{second}/kernel": {"model": kf.sbp.split(0)},
+    }
+
+
+def rules_of_text() -> dict[str, dict[str, kf.sbp.SBP]]:
+    """Rules for a model of text whose class has no `get_layout_map`; keras-hub 0.32 has none for GPT-2 and Mistral."""
+    tables = {"token_embedding/embeddings": {"model": kf.sbp.split(1)}}
+    return {**rules_of("(intermediate|gate)_dense", "output_dense"), **tables}
+
+
 def scope(layout: str, of_images: bool) -> AbstractContextManager[Any]:
     """A distribution as people would choose it for such a model."""
     ranks = kf.env.get_world_size()
     if layout == "data":
         return kf.DataParallel().scope()
     shape = np.arange(ranks).reshape(ranks // 2, 2) if layout == "2x2" else np.arange(ranks).reshape(1, ranks)
-    first, second = ("mlp/dense_1", "mlp/dense_2") if of_images else ("intermediate_dense", "output_dense")
-    rules = {
-        "(query|key|value)/kernel": {"model": kf.sbp.split(1)},
-        "attention_output/kernel": {"model": kf.sbp.split(0)},
-        f"{first}/kernel": {"model": kf.sbp.split(1)},
-        f"{second}/kernel": {"model": kf.sbp.split(0)},
-    }
-    if not of_images:
-        rules["token_embedding/embeddings"] = {"model": kf.sbp.split(1)}
+    rules = rules_of("mlp/dense_1", "mlp/dense_2") if of_images else rules_of_text()
     mesh = kf.Placement(shape, axis_names=("batch", "model"))
     return kf.ModelParallel(mesh, batch_axes="batch", rules=rules).scope()
 
