@@ -27,6 +27,23 @@ from tests.ranks import Pool, RankError
 
 #: seconds in which all must have heard of a call that one makes alone
 LIMIT = 10.0
+#: seconds in which a call that needs nobody has worked: engines compile; who waits for the others waits for longer
+WORKS = 60.0
+#: seconds after which processes have ended that wait inside the engine: once told, they write, and end each other
+ENDS = LIMIT + 10.0
+_AT = "at"
+#: what one process does alone under data parallel, where it has all weights: these must work, and not be refused
+NEEDS_NOBODY = (
+    "Model.evaluate",
+    "Model.predict",
+    "Model.predict_on_batch",
+    "Model.summary",
+    "Model.test_on_batch",
+    "model(x)",
+    "model.get_weights()",
+    "model.save()",
+    "one row",
+)
 #: how often processes began to count anew
 _begun = 1000
 
@@ -114,6 +131,9 @@ CALLS: dict[str, Callable[[Stage, GlobalTensor], Any]] = {
     "kf.comm.reduce_scatter_tensor": lambda s, x: kf.comm.reduce_scatter_tensor(_per_rank(_ones())) is not None,
     "kf.comm.all_reduce again": lambda s, x: kf.comm.all_reduce(_per_rank(s.extra["again"])) is not None,
     "kf.env.main_process_first": lambda s, x: _first_alone(),
+    "model(x)": lambda s, x: keras.ops.convert_to_numpy(s.model(s.x)).shape,
+    "model.get_weights()": lambda s, x: len(s.model.get_weights()),
+    "model.save()": lambda s, x: s.model.save(f"{tempfile.mkdtemp()}/model.keras"),  # and does nothing with the file
     "kf.env.get_world_size": lambda s, x: kf.env.get_world_size(),
     "kf.env.local_ranks": lambda s, x: len(kf.env.local_ranks()),
     "kf.env.is_main_process": lambda s, x: str(kf.env.is_main_process()),
@@ -178,7 +198,7 @@ def open_alone(tasks: Sequence[tuple[str, str]], folder: str) -> list[dict[str, 
 
     Args:
         tasks: door and layout.
-        folder: one for all processes; its file `at` names the door that is open.
+        folder: one for all processes; its file `at` names the door that was opened last, and was written then.
 
     Returns:
         A line for each: `status` (works, wrong, refused, crash; of process 1: works, refused, crash), `seconds`.
@@ -198,13 +218,13 @@ def _opened(door: str, layout: str, folder: Path) -> dict[str, Any]:
     repeated.begin_anew()
     folder.mkdir(parents=True, exist_ok=True)
     is_alone = kf.env.process_index() == 0
-    if is_alone:
-        (folder.parent / "at").write_text(f"{door}|{layout}")
     setting = Setting(layout, "in", "in", "yes", "divide", "yes", "plain")
     expected = _of_one_device(door, setting) if is_alone and door in CASES else None
     line: dict[str, Any] = {"door": door, "layout": layout}
     with staged(setting, folder, MAKERS.get(door), True) as stage:
         x = _made(stage)
+        if is_alone:
+            (folder.parent / _AT).write_text(f"{door}|{layout}")
         begun = time.monotonic()
         if is_alone:
             line |= _attempt(lambda: _open(door, stage, x, expected))
@@ -283,6 +303,7 @@ def faults(pool: Pool, tasks: Sequence[tuple[str, str]], folder: Path) -> dict[s
             ended = ""
         except RankError as error:
             ended = str(error)
+        took = time.time() - (here / _AT).stat().st_mtime if (here / _AT).exists() else 0.0
         written = sorted(here.glob("lines-*"), key=lambda path: int(path.name.rpartition("-")[2]))
         lines = [[json.loads(line) for line in path.read_text().splitlines()] for path in written]
         if not (here / "lines-0").exists():  # ended in its first door
@@ -299,6 +320,8 @@ def faults(pool: Pool, tasks: Sequence[tuple[str, str]], folder: Path) -> dict[s
                 break
             if "needs all" not in ended:
                 found[" ".join(left[0])] = f"ended: {ended[-1500:]}"
+            elif took > ENDS:
+                found[" ".join(left[0])] = f"ended after {took:.0f} s"
             left = left[1:]
     return found
 
@@ -310,12 +333,21 @@ def wrong(alone: dict[str, Any], other: dict[str, Any]) -> str:
         both = {then, alone["then"]["status"]}
         # an operator that needed nobody makes a tensor that the others have not: all are told when they next meet
         told = both == {"refused"} and all("needs all" in each["then"]["text"] for each in (alone, other))
-        return "" if both == {"works"} or told else f"then: {alone['then']} and {other['then']}"
+        if both != {"works"} and not told:
+            return f"then: {alone['then']} and {other['then']}"
+        # the other process goes on as the door is opened, and waits while it is open
+        late = max(alone["then"]["after"], other["then"]["after"] - alone["after"]) if told else 0.0
+        return f"worked after {alone['after']} s" if alone["after"] > WORKS else _told(late)
+    if status == "refused" and alone["layout"] == "dp4" and alone["door"] in NEEDS_NOBODY:
+        return f"needs nobody: {alone['text']}"
     if status == "refused" and then == "refused":
-        late = max(alone["after"], other["then"]["after"])
-        if late > LIMIT:
-            return f"told after {late} s"
-        return "" if "needs all" in alone["text"] and "needs all" in other["then"]["text"] else alone["text"]
+        if "needs all" in alone["text"] and "needs all" in other["then"]["text"]:
+            return _told(max(alone["after"], other["then"]["after"]))
+        return alone["text"]
     if status == "refused" and then == "works":  # refused for another reason, of its own
-        return "" if "needs all" not in alone["text"] else f"only process 0 was told: {alone['text']}"
+        return f"only process 0 was told: {alone['text']}" if "needs all" in alone["text"] else _told(alone["after"])
     return f"{status}: {alone['text']}, then {other['then']}"
+
+
+def _told(seconds: float) -> str:
+    return f"told after {seconds:.1f} s" if seconds > LIMIT else ""

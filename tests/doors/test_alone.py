@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ FIXED = (
     ("Model.evaluate", "dp4"),
     ("Model.evaluate", "2x2"),
     ("Model.save", "2x2"),
+    ("model.save()", "dp4"),
     ("Model.get_metrics_result", "dp4"),
     ("Layer.get_weights", "dp4"),
     ("GlobalTensor.numpy", "dp4"),
@@ -33,6 +35,41 @@ _SIZE = 40
 def test_every_public_name_has_a_call_or_a_reason() -> None:
     assert [name for name in alone.public() if name not in alone.CALLS and name not in alone.REASONS] == []
     assert [name for name in alone.REASONS if name in alone.CALLS or name not in alone.public()] == []
+
+
+def _line(status: str, then: str, after: float, then_after: float, text: str = "needs all") -> dict[str, Any]:
+    rest = {"status": then, "text": text, "after": then_after}
+    return {"door": "a", "layout": "dp4", "status": status, "text": text, "after": after, "then": rest}
+
+
+@pytest.mark.parametrize(
+    ("status", "then", "after", "then_after", "text", "said"),
+    [
+        ("works", "works", 1.0, 9.0, "", ""),
+        ("works", "works", 61.0, 9.0, "", "worked after 61.0 s"),
+        ("works", "refused", 2.0, 10.0, "needs all", ""),
+        ("works", "refused", 2.0, 13.0, "needs all", "told after 13.0 s"),
+        ("works", "refused", 2.0, 9.0, "other", "then: "),
+        ("refused", "refused", 9.0, 9.0, "needs all", ""),
+        ("refused", "refused", 9.0, 11.0, "needs all", "told after 11.0 s"),
+        ("refused", "works", 9.0, 1.0, "other", ""),
+        ("refused", "works", 11.0, 1.0, "other", "told after 11.0 s"),
+        ("refused", "works", 1.0, 1.0, "needs all", "only process 0 was told"),
+        ("crash", "works", 1.0, 1.0, "", "crash: "),
+    ],
+)
+def test_every_outcome_is_timed(status: str, then: str, after: float, then_after: float, text: str, said: str) -> None:
+    line = _line(status, then, after, then_after, text)
+    found = alone.wrong(line, line)
+    assert found.startswith(said) and bool(found) == bool(said)
+
+
+def test_what_needs_nobody_is_not_refused() -> None:
+    line = _line("refused", "refused", 1.0, 1.0)
+    assert set(alone.NEEDS_NOBODY) <= set(_DOORS)
+    for door in alone.NEEDS_NOBODY:
+        assert alone.wrong({**line, "door": door}, line).startswith("needs nobody"), door
+        assert alone.wrong({**line, "door": door, "layout": "2x2"}, line) == ""
 
 
 @pytest.mark.timeout(400)
