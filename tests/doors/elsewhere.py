@@ -342,17 +342,20 @@ def _is_possible(kind: str, made: str, use: str) -> bool:
         return False
     if made in ("unpickled", "copied") and kind in ("seed generator", "variable", "callback", "metric in a closure"):
         return False
-    if kind == "callback":
-        return use in ("fit", "validation")
-    # JAX: after a `fit` a weight and its average are one buffer, which `train_on_batch` donates twice
-    if kind == "EMA" and made in ("in a plain fit", "under another") and use == "train_on_batch":
+    return kind != "callback" or use in ("fit", "validation")
+
+
+def is_possible_on_jax(case: Case) -> bool:
+    """Whether one device of JAX can do it, where those of the other engines can."""
+    # after a `fit` a weight and its average are one buffer, which `train_on_batch` donates twice
+    if case.kind == "EMA" and case.made in ("in a plain fit", "under another") and case.use == "train_on_batch":
         return False
-    # JAX says UnexpectedTracerError where a loss scale's `apply` is called as it is
-    return kind != "loss scale" or use != "a loop"
+    # UnexpectedTracerError where a loss scale's `apply` is called as it is
+    return case.kind != "loss scale" or case.use != "a loop"
 
 
 def cases() -> list[Case]:
-    """All cases, in an order that does not change."""
+    """All cases of torch and TensorFlow, in an order that does not change."""
     return [
         Case(kind, made, use, layout)
         for kind, made, use, layout in itertools.product(KINDS, MADE, USES, LAYOUTS)

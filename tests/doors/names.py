@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
+from collections.abc import Callable
 
 import keras
 
@@ -32,3 +35,23 @@ def public() -> list[str]:
 
 def _is_door(name: str, value: object) -> bool:
     return not name.startswith("_") and not inspect.ismodule(value) and (inspect.isclass(value) or callable(value))
+
+
+def opened_in(case: Callable[..., object], make: Callable[..., object] | None) -> str:
+    """Return the program of a case without its docstring and decorators, with what it uses of the tests' modules."""
+    texts, seen = [], set()
+    left: list[object] = [case, *([make] if make is not None else [])]
+    while left:
+        used = left.pop()
+        if id(used) in seen or not getattr(used, "__module__", "").startswith("tests.doors.cases"):
+            continue
+        seen.add(id(used))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(used)))  # type: ignore[arg-type]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                node.decorator_list = []
+        texts.append(ast.unparse(tree))
+        if inspect.isfunction(used):
+            variables = inspect.getclosurevars(used)
+            left += [*variables.nonlocals.values(), *variables.globals.values()]
+    return "\n".join(texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests import sampling
 from tests.doors import names, run, stage
-from tests.doors.cases import CASES, REASONS
+from tests.doors.cases import CASES, MAKERS, REASONS
 from tests.ranks import Pool
 
 ENGINES = ("jax", "tensorflow", "torch")
@@ -28,6 +29,30 @@ def test_every_door_has_a_case_or_a_reason() -> None:
     assert len(public) > 150
     assert [door for door in public if door not in CASES and door not in REASONS] == []
     assert [door for door in REASONS if door not in public or door in CASES] == []
+
+
+#: doors that Keras opens itself, or that a case opens by another name -> how
+_BY_KERAS = {
+    "Layer.quantized_build": "`quantize` calls it",
+    "Layer.quantized_call": "a call of a quantized layer is one",
+    "distillation.DistillationLoss": "the base class of the losses of its case",
+    "models.Model": "is `keras.Model`",
+    "models.Sequential": "is `keras.Sequential`",
+}
+
+
+def test_every_case_touches_its_door() -> None:
+    """A door that stands in a case's name only is never opened."""
+    untouched = []
+    for door, case in CASES.items():
+        owner, dot, name = door.partition(".")
+        if not dot or " " in owner:  # no name of Keras
+            continue
+        text = names.opened_in(case, MAKERS.get(door))
+        said = name if owner in names.CLASSES or owner == "callbacks" else door
+        if not re.search(rf"\b{re.escape(said.partition(',')[0])}\b", text):
+            untouched.append(door)
+    assert set(untouched) == set(_BY_KERAS)
 
 
 #: Orbax lets all processes of JAX wait for each other, and the run on one device that is compared with is process 0's

@@ -36,6 +36,12 @@ def test_a_fixed_part(engine: str, on_ranks: Callable[..., Pool]) -> None:
     assert on_ranks(engine)(elsewhere.deviations, FIXED) == {}
 
 
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_fixed_part_in_two_processes_of_jax(two_processes: Callable[[str, int], Pool]) -> None:
+    assert two_processes("jax", 4).on_each(elsewhere.deviations, FIXED, timeout=550.0) == [{}, {}]
+
+
 def test_a_step_and_an_update_are_of_one_mesh(on_ranks: Callable[..., Pool]) -> None:
     cases = (
         Case("variable", "under another", "evaluate", "2x2"),
@@ -50,4 +56,5 @@ def test_a_step_and_an_update_are_of_one_mesh(on_ranks: Callable[..., Pool]) -> 
 @pytest.mark.parametrize("part", range(-(-len(_ALL) // _PART)))
 def test_every_combination(engine: str, part: int, on_ranks: Callable[..., Pool]) -> None:
     cases = _ALL[part * _PART : (part + 1) * _PART]
+    cases = [case for case in cases if engine != "jax" or elsewhere.is_possible_on_jax(case)]
     assert on_ranks(engine)(elsewhere.deviations, cases, timeout=1200.0) == {}

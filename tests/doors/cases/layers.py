@@ -25,12 +25,18 @@ def set_weights(s: Stage) -> Any:
     "Layer.trainable_weights",
     "Layer.non_trainable_variables",
     "Layer.non_trainable_weights",
-    "Layer.metrics_variables",
 )
 def variables(s: Stage) -> Any:
-    kinds = ("variables", "weights", "trainable_variables", "non_trainable_weights", "metrics_variables")
-    s.model.evaluate(s.x, s.y, verbose=0)
-    return [values(getattr(s.model, kind)) for kind in kinds], [np.asarray(v.numpy()) for v in s.model.weights]
+    model = s.model
+    kinds = (model.variables, model.weights, model.trainable_variables, model.trainable_weights)
+    kinds = (*kinds, model.non_trainable_variables, model.non_trainable_weights)
+    return [values(kind) for kind in kinds], [np.asarray(v.numpy()) for v in model.weights]
+
+
+@door("Layer.metrics_variables")
+def metrics_variables(s: Stage) -> Any:
+    s.model.fit(s.x, s.y, batch_size=len(s.x), verbose=0)  # `evaluate` by one process alone leaves them as they were
+    return values(s.model.metrics_variables)
 
 
 @door("Layer.trainable")
@@ -41,7 +47,14 @@ def trainable(s: Stage) -> Any:
     return loss, weights(s.model)
 
 
-@door("Layer.call", "Layer.symbolic_call", "Layer.compute_output_shape", "Layer.compute_output_spec")
+@door("Layer.symbolic_call")
+def symbolic_call(s: Stage) -> Any:
+    layer, given = s.model.get_layer("h"), keras.KerasTensor((None, 6))
+    found = [each.symbolic_call(given) for each in (s.model, layer)]
+    return [(each.shape, each.dtype) for each in found], keras.ops.convert_to_numpy(layer(s.x))
+
+
+@door("Layer.call", "Layer.compute_output_shape", "Layer.compute_output_spec")
 def call(s: Stage) -> Any:
     outputs = s.model(s.x)
     in_training = s.model(s.x, training=True)
@@ -134,6 +147,8 @@ def said_of_it(s: Stage) -> Any:
     return (
         [str(getattr(layer, name)) for name in names],
         layer.dtype_policy.name,
+        layer.path,
+        [(spec.min_ndim, spec.axes) for spec in keras.tree.flatten(layer.input_spec)],
         layer.input.shape,
         layer.compute_mask(s.x, None),
         keras.ops.convert_to_numpy(inner(s.x)),

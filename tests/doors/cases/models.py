@@ -72,7 +72,7 @@ def compute_metrics(s: Stage) -> Any:
     return found
 
 
-@door("Model.metrics_names", "Model.layers", "Model.get_layer", "Model.jit_compile", "Model.run_eagerly")
+@door("Model.metrics_names", "Model.layers", "Model.get_layer", "Model.run_eagerly")
 def said_of_it(s: Stage) -> Any:
     s.model.evaluate(s.x, s.y, verbose=0)
     s.model.run_eagerly = True
@@ -80,10 +80,18 @@ def said_of_it(s: Stage) -> Any:
     return s.model.metrics_names, [layer.name for layer in s.model.layers], s.model.get_layer("h").get_weights(), eager
 
 
+@door("Model.jit_compile")
+def jit_compile(s: Stage) -> Any:
+    is_compiled = s.model.jit_compile
+    s.model.jit_compile = False
+    loss = s.model.fit(s.x, s.y, batch_size=len(s.x), verbose=0).history["loss"]
+    return type(is_compiled).__name__, s.model.jit_compile, loss, weights(s.model)
+
+
 @door("Model.make_train_function", "Model.make_test_function", "Model.make_predict_function")
 def made_functions(s: Stage) -> Any:
-    for name in ("train", "test", "predict"):
-        getattr(s.model, f"make_{name}_function")(force=True)
+    for make in (s.model.make_train_function, s.model.make_test_function, s.model.make_predict_function):
+        make(force=True)
     return s.model.fit(s.x, s.y, batch_size=len(s.x), verbose=0).history["loss"], s.model.predict(s.x, verbose=0)
 
 
@@ -138,11 +146,28 @@ def state_tree(s: Stage) -> Any:
     return s.model.predict(s.x, verbose=0), s.model.fit(s.x, s.y, batch_size=len(s.x), verbose=0).history["loss"]
 
 
-@door("Model.save", "models.save_model", "saving.save_model", "models.load_model", "saving.load_model")
+@door("Model.save")
 def save(s: Stage) -> Any:
     path = s.folder / "m.keras"
     s.model.save(path)
-    again = keras.models.load_model(path)
+    return _loaded(s, keras.models.load_model(path))
+
+
+@door("models.save_model", "models.load_model")
+def models_save_model(s: Stage) -> Any:
+    path = s.folder / "m.keras"
+    keras.models.save_model(s.model, path)
+    return _loaded(s, keras.models.load_model(path))
+
+
+@door("saving.save_model", "saving.load_model")
+def saving_save_model(s: Stage) -> Any:
+    path = s.folder / "m.keras"
+    keras.saving.save_model(s.model, path)
+    return _loaded(s, keras.saving.load_model(path))
+
+
+def _loaded(s: Stage, again: keras.Model) -> Any:
     return (
         again.predict(s.x, verbose=0),
         again.fit(s.x, s.y, batch_size=len(s.x), epochs=2, verbose=0).history["loss"],
@@ -150,7 +175,15 @@ def save(s: Stage) -> Any:
     )
 
 
-@door("Model.save_weights", "Model.load_weights", "saving.save_weights", "saving.load_weights")
+@door("saving.save_weights", "saving.load_weights")
+def saving_save_weights(s: Stage) -> Any:
+    keras.saving.save_weights(s.model, s.folder / "m.weights.h5")
+    again = s.again()
+    keras.saving.load_weights(again, s.folder / "m.weights.h5")
+    return again.predict(s.x, verbose=0), again.fit(s.x, s.y, batch_size=len(s.x), verbose=0).history["loss"]
+
+
+@door("Model.save_weights", "Model.load_weights")
 def save_weights(s: Stage) -> Any:
     s.model.save_weights(s.folder / "m.weights.h5")
     again = s.again()
@@ -190,15 +223,28 @@ def add_metric(s: Stage) -> Any:
     return None
 
 
-@door("Model.stateless_compute_loss", "Layer.stateless_call")
+@door("Layer.stateless_call")
 def stateless_call(s: Stage) -> Any:
-    model = s.model
-    outputs, state = model.stateless_call(
-        [variable.value for variable in model.trainable_variables],
-        [variable.value for variable in model.non_trainable_variables],
-        s.x,
-    )
+    outputs, state = s.model.stateless_call(*_state(s.model), s.x)
     return keras.ops.convert_to_numpy(outputs), len(state)
+
+
+def _state(model: keras.Model) -> list[list[Any]]:
+    return [
+        [variable.value for variable in kind] for kind in (model.trainable_variables, model.non_trainable_variables)
+    ]
+
+
+@door("Model.stateless_compute_loss")
+def stateless_compute_loss(s: Stage) -> Any:
+    model = s.model
+    if not hasattr(model, "stateless_compute_loss"):
+        return None
+    model.evaluate(s.x, s.y, verbose=0)
+    outputs, _ = model.stateless_call(*_state(model), s.x)
+    of_metrics = [variable.value for variable in model.metrics_variables]
+    loss, state = model.stateless_compute_loss(*_state(model), of_metrics, x=s.x, y=s.y, y_pred=outputs)
+    return float(loss), len(state)
 
 
 @door("Model.compute_loss_and_updates", "Model.jax_state_sync")
