@@ -109,7 +109,7 @@ def of_parts(model, x):
     """By inputs, of what is computed from layers' inner parts."""
 
     def score(inputs):
-        return sum(jnp.sum(value**2) for value in from_parts(model, inputs))
+        return sum(jnp.mean(value**2) for value in from_parts(model, inputs))
 
     return [from_parts(model, x), jax.grad(score)(x)]
 

@@ -98,7 +98,7 @@ def of_parts(model, x):
     with tf.GradientTape() as tape:
         tape.watch(x)
         found = from_parts(model, x)
-        score = sum(tf.reduce_sum(value**2) for value in found)
+        score = sum(tf.reduce_mean(value**2) for value in found)
     return [found, tape.gradient(score, [x, *model.trainable_weights])]
 
 
@@ -135,7 +135,7 @@ def by_value(model, x):
             found += [weight - weight * ones, ones - weight, 0.5 * weight + 0.5 * weight, tf.maximum(ones, weight)]
             found += [tf.concat([weight, ones], 0), tf.where(ones > 0, weight, ones), tf.square(weight) * ones]
             found += [tf.nn.l2_loss(weight) * tf.reduce_sum(other), tf.transpose(weight) + tf.transpose(ones)]
-        total = tf.add_n([tf.reduce_sum(value**2) for value in found])
+        total = tf.add_n([tf.reduce_mean(value**2) for value in found])
     return [found, tape.gradient(total, weights)]
 
 

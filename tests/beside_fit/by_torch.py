@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.beside_fit.models import from_parts, handing_out
+from tests.beside_fit.models import cut, from_parts, handing_out
 
 
 def by_input(model, x):
@@ -25,6 +25,15 @@ def by_layer(model, x):
         out[:, 1].sum().backward()
         found.append([hidden, first, hidden.grad, [weight.value.grad for weight in model.trainable_weights]])
     return found
+
+
+def between_layers(model, x):
+    """By what a loop of one's own hands from one part of a model to the next, and by the weights."""
+    before, after = cut(model)
+    hidden = before(x)
+    weights = [weight.value for weight in model.trainable_weights]
+    cost = (after([hidden, x]) ** 2).mean()
+    return [hidden, *torch.autograd.grad(cost, [hidden, *weights])]
 
 
 def by_weights(model, x):
@@ -71,7 +80,7 @@ def of_parts(model, x):
     """By inputs and weights, of what is computed from layers' inner parts."""
     x = x.clone().requires_grad_()
     found = from_parts(model, x)
-    score = sum((value**2).sum() for value in found)
+    score = sum((value**2).mean() for value in found)
     return [found, list(torch.autograd.grad(score, [x, *(weight.value for weight in model.trainable_weights)]))]
 
 
@@ -92,6 +101,7 @@ CASES = {
     for case in (
         by_input,
         by_layer,
+        between_layers,
         by_weights,
         penalty,
         twice_by_input,

@@ -156,8 +156,10 @@ def ran(primitive: str, body: str, rows: int, scope: Callable[[], AbstractContex
 
 
 @mock.patch.dict(os.environ, KERAS_FLOW_RANDOM="logical")  # as users have it
-def outcomes(cases: Iterable[tuple[str, str]], layouts: list[str], rows: Iterable[int], ranks: int) -> list[str]:
-    """What is neither as on one device, to 1e-5, nor refused by name.
+def outcomes(
+    cases: Iterable[tuple[str, str]], layouts: list[str], rows: Iterable[int], ranks: int
+) -> tuple[list[str], list[str]]:
+    """What is neither as on one device, to 1e-5, nor refused by name; and what is refused that one device computes.
 
     Args:
         cases: primitives and bodies.
@@ -167,7 +169,7 @@ def outcomes(cases: Iterable[tuple[str, str]], layouts: list[str], rows: Iterabl
     """
     from keras_flow import FlowError
 
-    wrong = []
+    wrong, refused = [], []
     for (primitive, body), number in itertools.product(cases, rows):
         expected = ran(primitive, body, number, one_device)
         for layout in layouts:
@@ -183,6 +185,8 @@ def outcomes(cases: Iterable[tuple[str, str]], layouts: list[str], rows: Iterabl
                     is_error = isinstance(given, Exception) and type(given).__name__ != "GivenUp"
                     # torch compiles both branches on one device, and fails on some; under a distribution one is run
                     more = primitive == "own_cond" and keras.backend.backend() == "torch"
+                    if not isinstance(right, Exception) and is_error:
+                        refused.append(f"{where}: {given}"[:400])
                     said = "" if is_error or more else f"{type(right).__name__} on one device, here {given!r}"[:400]
                 elif isinstance(given, Exception):
                     said = f"{type(given).__name__} {str(given)[:300]}"
@@ -192,4 +196,4 @@ def outcomes(cases: Iterable[tuple[str, str]], layouts: list[str], rows: Iterabl
                 if said:
                     wrong.append(f"{where}: {said}")
                     print("  WRONG " + wrong[-1], flush=True)
-    return wrong
+    return wrong, refused

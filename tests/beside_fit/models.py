@@ -103,6 +103,9 @@ MODELS: dict[str, tuple[tuple[int, ...], Callable[[], keras.Model]]] = {
     "looked_up": ((5,), looked_up),
 }
 
+#: model and case that torch has not on one device: a second derivative of its attention
+WITHOUT = {("attentive", case) for case in ("penalty", "twice_by_input", "hessian_vector")}
+
 
 def hybrid(ranks: list[list[int]]) -> AbstractContextManager[object]:
     """A scope of rows over the first axis, and split kernels over the second."""
@@ -150,9 +153,11 @@ def computed(
         keras.utils.set_random_seed(1)
         model = make()
         model.compile(keras.optimizers.SGD(0.1), "mse")
+        begin = model.get_weights()
+        # a `fit` ran before; it ends where it began, so that numbers keep their size
+        model.fit(x, np.ones((rows, 3), "float32"), batch_size=rows, shuffle=False, verbose=0)
         # biases that are not zero
-        model.set_weights([w + 0.1 * np.random.default_rng(5).random(w.shape) for w in model.get_weights()])
-        model.evaluate(x, np.ones((rows, 3), "float32"), verbose=0)  # steps ran before, as after training
+        model.set_weights([w + 0.1 * np.random.default_rng(5).random(w.shape) for w in begin])
         if inside:
             return values(case(model, ops.convert_to_tensor(x)))
     return values(case(model, ops.convert_to_tensor(x)))
@@ -186,8 +191,8 @@ def failures(
         for label, case in cases.items():
             try:
                 expected = {rows: computed(name, case, contextlib.nullcontext, True, rows) for _, _, rows in contexts}
-            except RuntimeError as error:  # torch has no second derivative of its attention
-                if "is not implemented" not in str(error):
+            except RuntimeError as error:
+                if (name, label) not in WITHOUT or "is not implemented" not in str(error):
                     raise
                 continue
             for layout, inside, rows in contexts:

@@ -17,6 +17,7 @@ EVERY = {"jax": 6, "tensorflow": 10, "torch": 10}
 
 
 def _outcomes(engine_cases: list[tuple[tuple[str, str], list[str], list[int]]]) -> list[str]:
+    """What is wrong, or refused where one device computes it."""
     import warnings
 
     from tests.beside_fit import flow
@@ -24,7 +25,8 @@ def _outcomes(engine_cases: list[tuple[tuple[str, str], list[str], list[int]]]) 
     warnings.simplefilter("ignore")  # what one device computes is said
     wrong = []
     for case, layouts, rows in engine_cases:
-        wrong += flow.outcomes([case], layouts, rows, 4)
+        for found in flow.outcomes([case], layouts, rows, 4):
+            wrong += found
     return wrong
 
 
