@@ -77,8 +77,10 @@ def section() -> str:
     return f"""
 ## Keras's own tests
 
-`tests/keras_suite` runs the tests of Keras's wheel inside a scope, each beside itself without one. A test that passes
-without a scope and fails within is a fault, unless it is refused for one of these reasons:
+`tests/keras_suite` runs the tests of Keras's wheel inside a scope, and those that fail there without one, too. Left
+out are those of `applications`, `backend`, `datasets`, `distribution`, `legacy`, `testing` and `tree`, which meet no
+distribution. A test that passes without a scope and fails within is a fault, unless it is refused for one of these
+reasons:
 
 | tests with | engines | the error has |
 |---|---|---|

@@ -104,6 +104,19 @@ def compared(lines: list[dict]) -> dict[str, list[dict]]:
     return {layout: [line for line in tests.values() if is_worse(line)] for layout, tests in outcomes.items()}
 
 
+def on_others(lines: list[dict], out: Path) -> list[dict]:
+    """Return the failures on the other processes of tests that passed on process 0, which writes the outcomes.
+
+    Args:
+        lines: outcomes of process 0.
+        out: their file, beside which the other processes write theirs.
+    """
+    passed = {(line["layout"], line["test"]) for line in lines if line.get("outcome") == "passed"}
+    files = sorted(out.parent.glob(f"{out.stem}.process*.jsonl"))
+    failures = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [line for line in failures if (line["layout"], line.get("test")) in passed]
+
+
 def is_uncollected(line: dict) -> bool:
     """Whether a line is of a file that could not be imported, so that none of its tests was run."""
     return line.get("error", "").startswith(NOT_COLLECTED)
@@ -142,12 +155,14 @@ def main(arguments: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     until = time.time() + 60 * options.minutes
     lines: list[dict] = []
+    others: list[dict] = []
     layouts, names = options.layouts.split(","), modules(options.only)
 
     def add(layout: str, only: Path | None = None) -> None:
         out = folder / f"{options.backend}-{layout}.jsonl"
         run(options.backend, layout, names, out, until if only is None else float("inf"), only)
         lines.extend(map(json.loads, out.read_text().splitlines() if out.exists() else ()))
+        others.extend(on_others(lines, out))
 
     for layout in layouts:
         add(layout)
@@ -156,6 +171,8 @@ def main(arguments: list[str]) -> int:
     if options.all_alone or failed.read_text():
         add("1", None if options.all_alone else failed)
     worse = compared(lines)
+    for line in others:
+        worse.setdefault(line["layout"], []).append(line)
     for text in sorted({f"{line['test']}: {line['error']}" for line in lines if is_uncollected(line)}):
         print(text)
     for layout in layouts:

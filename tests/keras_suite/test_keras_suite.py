@@ -27,6 +27,7 @@ def worse(engine: str, layout: str, module: str, folder: Path) -> list[str]:
         runner.run(engine, each, [module], out)
         lines += [json.loads(line) for line in out.read_text().splitlines()]
     found = runner.compared(lines)
+    found[layout] += runner.on_others(lines, out)
     assert [line for line in lines if line.get("layout") == layout and line.get("outcome") == "passed"], "nothing ran"
     return [f"{line['test']}: {line['error']}" for line in found[layout] if runner.is_fault(engine, line)]
 
@@ -61,6 +62,13 @@ def test_a_failure_that_was_not_run_alone_is_not_hidden() -> None:
     alone = {**failed, "layout": "1", "test": "a"}
     assert runner.compared([alone, failed])["dp4"] == [failed]
     assert runner.compared([alone, {**failed, "outcome": "skipped"}])["dp4"] == []
+
+
+def test_a_failure_on_another_process_alone_is_seen(tmp_path: Path) -> None:
+    passed = {"layout": "dp2", "test": "a", "outcome": "passed", "error": "", "is_refusal": False}
+    failed = {**passed, "outcome": "failed", "error": "E"}
+    (tmp_path / "torch-dp2.process1.jsonl").write_text(f"{json.dumps(failed)}\n{json.dumps({**failed, 'test': 'b'})}\n")
+    assert runner.on_others([passed, {**failed, "test": "b"}], tmp_path / "torch-dp2.jsonl") == [failed]
 
 
 def test_a_test_has_one_name_in_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

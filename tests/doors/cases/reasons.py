@@ -8,9 +8,9 @@ _ALIAS = "has a case under its own module's name"
 #: door -> the reason
 REASONS = {
     "callbacks.RemoteMonitor": "sends logs to a server, which the tests have not",
-    "distribution.DataParallel": "Keras's own distribution: tests/distributions has it beside ours",
-    "distribution.ModelParallel": "Keras's own distribution: tests/distributions has it beside ours",
-    "distribution.initialize": "joins processes, once in each: tests/runtime has it",
+    "distribution.DataParallel": "Keras's own: tests/backends/test_keras_distribution.py has it",
+    "distribution.ModelParallel": "Keras's own: tests/backends/test_keras_distribution.py has it",
+    "distribution.initialize": "joins processes, once in each: tests/backends/test_keras_distribution.py has it",
     "saving.CustomObjectScope": _TEXT,
     "saving.custom_object_scope": _TEXT,
     "saving.get_custom_objects": _TEXT,
