@@ -32,7 +32,10 @@ def replaces(
     def declare(replacement: _Replacement) -> _Replacement:
         why = inspect.getdoc(replacement).partition(": ")[2].partition("\n")[0]  # type: ignore[union-attr]
         for method in [methods] if isinstance(methods, str) else methods:
-            _declared.append(Hook(place, method, replacement, why, when))
+            each = Hook(place, method, replacement, why, when)
+            _declared.append(each)
+            if _parts:  # a module that is loaded after a distribution was made, such as that of Checkpoint
+                _put(each)
         return replacement
 
     return declare
@@ -46,10 +49,14 @@ def declared() -> tuple[Hook, ...]:
 def install() -> None:
     """Make the classes that stand before Keras's; once."""
     for each in _declared if not _parts else ():
-        if fingerprints.is_there(each):
-            kind = keras_places.find(each.module)
-            part = _parts[kind] = _parts.get(kind) or _before(kind)
-            wrap(part, each.name, each)
+        _put(each)
+
+
+def _put(each: Hook) -> None:
+    if fingerprints.is_there(each):
+        kind = keras_places.find(each.module)
+        part = _parts[kind] = _parts.get(kind) or _before(kind)
+        wrap(part, each.name, each)
 
 
 @hook(

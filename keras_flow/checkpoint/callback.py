@@ -123,6 +123,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._lock = contextlib.ExitStack()
         self._point: preemption.PreemptionPoint | None = None
         hooking.install_each(hooking.declared(object_hooks, sys.modules[__name__], positions))
+        object_hooks.install()
 
     @property
     def best(self) -> float | None:

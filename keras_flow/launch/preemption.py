@@ -286,6 +286,7 @@ def on_preemption(callback: Callable[[], object], signals: Sequence[str] = SIGNA
     if (folder := own_folder()) is not None:
         folder.asks_for_time.touch()
     hooking.install_each(hooking.declared(object_hooks, shared_files))
+    object_hooks.install()
     _point = point
     point.handle()
     return point

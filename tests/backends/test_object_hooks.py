@@ -17,6 +17,7 @@ import keras_flow as kf
 from keras_flow.backends import object_hooks
 from keras_flow.current.variable_layout import keras_layout
 from tests.distributions import programs
+from tests.launch import programs as started
 
 pytestmark = pytest.mark.usefixtures("four_ranks")
 
@@ -88,3 +89,30 @@ def test_a_build_of_ones_own_enters_the_scope_of_its_making() -> None:
         model.build((None, 2))
         assert all(keras_layout(variable) is not None for variable in model.variables)
         assert model(np.ones((4, 2), "float32")).shape == (4, 1)
+
+
+_LOADED = """
+import sys, numpy as np, keras, keras_flow as kf
+kf.init(2)
+if sys.argv[2] == "first":
+    kf.callbacks.Checkpoint
+def fit():
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    saves = kf.callbacks.Checkpoint(sys.argv[1], save_on_signal=())
+    return model.fit(np.ones((8, 4)), np.ones((8, 1)), epochs=2, callbacks=[saves], verbose=0)
+if sys.argv[2] == "without a distribution":
+    print(fit().epoch)
+else:
+    with kf.DataParallel().scope():
+        print(fit().epoch)
+"""
+
+
+@pytest.mark.parametrize("order", ["last", "first", "without a distribution"])
+def test_a_module_may_be_loaded_before_a_distribution_is_made_or_after_it(order: str, tmp_path: Path) -> None:
+    """That of Checkpoint is loaded where it is asked for; its methods are none that versions are compared by."""
+    process = started.start(["-c", _LOADED, str(tmp_path), order], "jax")
+    code, out, err = started.finish(process, 120)
+    assert code == 0, err
+    assert out.split("\n")[0] == "[0, 1]"
