@@ -112,8 +112,14 @@ class Backend(TensorEngine, PipelineEngine, Protocol):
         """Lay an existing variable anew, keeping its value, and set `variable._layout = layout`."""
         ...
 
-    def fill(self, variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
-        """Give a variable a value that is read in parts: `part` returns the elements of slices, one for each dim."""
+    def fill(
+        self, variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]
+    ) -> Callable[[], object]:
+        """Read a value of a variable in parts: `part` returns the elements of slices, one for each dim.
+
+        Returns:
+            What gives the variable this value.
+        """
         ...
 
     def shards(self, variable: keras.Variable) -> dict[int, np.ndarray]:

@@ -178,15 +178,16 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
         variable._value = jax.device_put(value, sharding)
 
 
-def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
-    """Give each device of a variable its part of a value."""
+def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> Callable[[], object]:
+    """Read the part of a value that each device has; return what gives it to the variable."""
     value = variable.value
     dtype = np.dtype(value.dtype)  # of 64 bits declared, JAX has 32
 
     def at(index: tuple[slice, ...] | None) -> np.ndarray:
         return part(index or ()).astype(dtype, copy=False)
 
-    variable._value = jax.make_array_from_callback(tuple(variable.shape), value.sharding, at, dtype=dtype)
+    made = jax.make_array_from_callback(tuple(variable.shape), value.sharding, at, dtype=dtype)
+    return functools.partial(setattr, variable, "_value", made)
 
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:

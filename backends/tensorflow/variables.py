@@ -373,20 +373,18 @@ def place(variable: keras.Variable, layout: KerasLayout) -> None:
     _set_value(variable, from_logical(to_host(old), target, variable._dtype), layout)
 
 
-def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
-    """Give each rank of this process its part of a value."""
+def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> Callable[[], object]:
+    """Read the part of a value that each rank of this process has; return what gives it to the variable."""
     target = variable._value
     if isinstance(target, AbsentVariable):
-        return
+        return lambda: None
     if isinstance(target, tables.ServedTable):
-        target.fill(part)
-        return
+        return functools.partial(target.fill, part)  # one at a time: this process has no rank that holds any
     if not isinstance(target, dtensor.DVariable):
-        variable.assign(part(tuple(slice(0, length) for length in variable.shape)))
-        return
+        return functools.partial(variable.assign, part(tuple(slice(0, length) for length in variable.shape)))
     where_is = functools.partial(index_of, tuple(variable.shape), target.layout)
     parts = [part(where_is(where)) for where in target.layout.mesh.local_device_locations()]
-    target.assign(pack(parts, target.layout, target.dtype))
+    return functools.partial(target.assign, pack(parts, target.layout, target.dtype))
 
 
 def shards(variable: keras.Variable) -> dict[int, np.ndarray]:

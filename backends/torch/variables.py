@@ -185,16 +185,21 @@ def _assign_from_file(stored: DTensor, value: np.memmap) -> None:
             local[rows].copy_(torch.from_numpy(part))
 
 
-def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> None:
-    """Give this rank its part of a value."""
+def fill(variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> Callable[[], object]:
+    """Read this rank's part of a value; return what gives it to the variable."""
     stored = variable._value
     if stored.is_meta:  # of another rank's stage
-        return
+        return lambda: None
     own, index = stored, [slice(0, length) for length in stored.shape]
     if isinstance(stored, DTensor):
         own, index = stored.to_local(), layouts.local_slices(stored.shape, stored.device_mesh, stored.placements)
-    with torch.no_grad():
-        own.copy_(core.convert_to_tensor(part(tuple(index)), dtype=variable.dtype))
+    value = part(tuple(index))
+
+    def give() -> None:
+        with torch.no_grad():
+            own.copy_(core.convert_to_tensor(value, dtype=variable.dtype))
+
+    return give
 
 
 def place(variable: keras.Variable, layout: KerasLayout) -> None:

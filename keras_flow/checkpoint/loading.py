@@ -81,8 +81,8 @@ def load(
         {'note': 'good'}
     """
     where = store.at(directory)
+    meeting.meet("kf.checkpoint.load")
     if step == "latest":
-        meeting.meet("kf.checkpoint.load")
         there = newest(where)
         step = "latest" if there is None else there
     folder, found = manifest.read(where, step)
@@ -156,7 +156,7 @@ def put(
     for name, other in pairs.items():
         if name not in differences:
             try:
-                fill(variables[name], reader, other)
+                fill(variables[name], reader, other, not strict)
             except FlowError as error:
                 if strict:
                     raise
@@ -164,8 +164,15 @@ def put(
     return tuple(differences.values())
 
 
-def fill(variable: keras.Variable, reader: Reader, name: str) -> None:
-    """Fill a variable with a tensor, of which the part of each rank is read by itself."""
+def fill(variable: keras.Variable, reader: Reader, name: str, agrees: bool = False) -> None:
+    """Fill a variable with a tensor, of which the part of each rank is read by itself.
+
+    Args:
+        variable: the variable.
+        reader: reads the tensor.
+        name: its name.
+        agrees: where a process cannot read its part, all leave the variable as it is, with the same error.
+    """
     dtype = manifest.numpy_dtype(names.dtype_of(variable))
 
     # several ranks of this process may hold the same part
@@ -176,7 +183,17 @@ def fill(variable: keras.Variable, reader: Reader, name: str) -> None:
     def part(index: Sequence[slice]) -> np.ndarray:
         return read(tuple(each.indices(n)[:2] for each, n in zip(index, variable.shape, strict=True)))
 
-    backend().fill(variable, part)
+    failure, give = "", None
+    try:
+        give = backend().fill(variable, part)
+    except FlowError as error:
+        if not agrees:
+            raise
+        failure = str(error)
+    failure = agreement.first_failure(failure) if agrees else ""
+    if failure or give is None:
+        raise FlowError(failure)
+    give()
 
 
 def _differences(

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from keras_flow.backends.rendezvous import meeting
 from keras_flow.checkpoint import loading, names
 from keras_flow.checkpoint.manifest import DTYPES, Chunk, Manifest, Tensor, is_weight, numpy_dtype
 from keras_flow.checkpoint.reader import Reader
@@ -65,6 +66,7 @@ def load_weights(
         40
     """
     model = loading.built(model)
+    meeting.meet("kf.checkpoint.load_weights")
     if str(path).endswith(_KERAS):
         if rename:
             raise FlowError("rename= is for safetensors: Keras finds the layers of its own files by class and order")
