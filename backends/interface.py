@@ -112,9 +112,7 @@ class Backend(TensorEngine, PipelineEngine, Protocol):
         """Lay an existing variable anew, keeping its value, and set `variable._layout = layout`."""
         ...
 
-    def fill(
-        self, variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]
-    ) -> Callable[[], object]:
+    def fill(self, variable: keras.Variable, part: Callable[[tuple[slice, ...]], np.ndarray]) -> Callable[[], object]:
         """Read a value of a variable in parts: `part` returns the elements of slices, one for each dim.
 
         Returns:

@@ -201,11 +201,17 @@ def _differences(
 ) -> dict[str, str]:
     """Return the differences of model and checkpoint, name -> text, weights before slots."""
     found: dict[str, str] = {}
+
+    def near(name: str, others: Sequence[str]) -> str:
+        """Return a hint at names that are near to one that the other side does not have; they are compared slowly."""
+        alike = near_names.nearest(name, others, 2) if len(found) < _SHOWN else ()
+        return f" (nearest: {', '.join(map(repr, alike))})" if alike else ""
+
     used, here = set(pairs.values()), "checkpoint" if reader.manifest.saved else "file"
+    left = [other for other in there if other not in used]
     for name in sorted(variables, key=lambda name: "@" in name):
         if name not in pairs:
-            left = [other for other in there if other not in used]
-            found[name] = f"{name!r} is not in the {here}{_near(name, left)}"
+            found[name] = f"{name!r} is not in the {here}{near(name, left)}"
             continue
         tensor, shape = reader.manifest.tensors[pairs[name]], tuple(variables[name].shape)
         if tensor.shape != shape:
@@ -219,11 +225,5 @@ def _differences(
     missing = [name for name in variables if name not in pairs]
     for name in there:
         if name not in used and name not in found:
-            found[name] = f"{name!r} is in the {here} and not in the model{_near(name, missing)}"
+            found[name] = f"{name!r} is in the {here} and not in the model{near(name, missing)}"
     return found
-
-
-def _near(name: str, others: Sequence[str]) -> str:
-    """Return a hint at names that are near to one that the other side does not have."""
-    near = near_names.nearest(name, others, 2)
-    return f" (nearest: {', '.join(map(repr, near))})" if near else ""

@@ -19,7 +19,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -160,8 +160,13 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of `manifest.json`; its last entry is the hash of all others."""
-        body = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        return json.dumps({**body, "xxh3_64": _hash_of(body)}, indent=1)
+        tensors = {
+            name: {**vars(tensor), "chunks": [vars(chunk) for chunk in tensor.chunks]}
+            for name, tensor in self.tensors.items()
+        }
+        body = {"format": FORMAT, "version": VERSION, **vars(self), "tensors": tensors}
+        # without `indent`, with which Python's json has no encoder in C
+        return json.dumps({**body, "xxh3_64": _hash_of(body)})
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Manifest:

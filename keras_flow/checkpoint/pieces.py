@@ -9,6 +9,7 @@ half of the kernel: 0 writes it. Ranks 1 and 3 hold the other one: 1 does. The b
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,13 +55,21 @@ def assigned(
     Returns:
         name -> its blocks; at most one of a tensor for each rank. Empty blocks are left out.
     """
-    loads = np.zeros(max(ranks) + 1, np.int64)
+    return _assigned(tuple((name, each[0], tuple(each[1]), each[2]) for name, each in tensors.items()), tuple(ranks))
+
+
+@functools.lru_cache(maxsize=2)  # a program saves the same model again and again
+def _assigned(
+    tensors: tuple[tuple[str, Layout | None, tuple[int, ...], int], ...], ranks: tuple[int, ...]
+) -> dict[str, list[Share]]:
+    loads, boxes_of = np.zeros(max(ranks) + 1, np.int64), functools.cache(_boxes)
     boxes = [
         (math.prod(shape for _, shape in box) * size, name, box, holders)
-        for name, (layout, shape, size) in tensors.items()
-        for box, holders in _boxes(layout, tuple(shape), ranks)
+        for name, layout, shape, size in tensors
+        for box, holders in boxes_of(layout, shape, ranks)
     ]
-    found: dict[str, list[Share]] = {name: [] for name in tensors}
+    found: dict[str, list[Share]] = {name: [] for name, *_ in tensors}
+    taken: dict[str, set[int]] = {name: set() for name in found}
     # in the order of bytes, then of names: the same in all processes
     for count, name, box, holders in sorted(boxes, key=lambda each: (-each[0], each[1], each[2])):
         if not count:
@@ -69,8 +78,9 @@ def assigned(
         parts = min(len(holders), -(-count // LARGEST), shape[0] if shape else 1)
         for part in range(parts):
             first, last = balanced(shape[0], parts, part) if shape else (0, 1)
-            free = [rank for rank in holders if all(piece.rank != rank for piece in found[name])]
+            free = [rank for rank in holders if rank not in taken[name]]
             rank = free[int(np.argmin(loads[free]))]
+            taken[name].add(rank)
             loads[rank] += count * (last - first) // (shape[0] if shape else 1)
             piece = ((start[0] + first, *start[1:]), (last - first, *shape[1:])) if shape else ((), ())
             found[name].append(Share(rank, *piece, skipped=first))
@@ -78,7 +88,7 @@ def assigned(
 
 
 def _boxes(
-    layout: Layout | None, shape: tuple[int, ...], ranks: Sequence[int]
+    layout: Layout | None, shape: tuple[int, ...], ranks: tuple[int, ...]
 ) -> list[tuple[tuple[tuple[int, int], ...], list[int]]]:
     """The different blocks of a tensor as (start, length) for each dim, with the ranks that hold each."""
     if layout is None or layout.is_broadcast:

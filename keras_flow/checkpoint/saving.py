@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from keras_flow.current.world import World
 
-#: seconds between two looks for the notes of other processes
-_LOOK_SECONDS = 0.02
+#: seconds between the first two looks for the notes of other processes, and at most; a store is asked less often
+_LOOK_SECONDS, _PAUSE, _PAUSE_OF_STORES = 0.02, 1.0, 5.0
 #: of a thread that writes, as of `nice`: lower than the program's, which has 0
 _PRIORITY = 10
 
@@ -267,7 +267,7 @@ class _Writing:
         chunks: dict[str, list[dict[str, Any]]] = {}
         for file in files.values():
             for tensor, found in file.chunks.items():
-                chunks.setdefault(tensor, []).extend(map(asdict, found))
+                chunks.setdefault(tensor, []).extend(map(vars, found))
         store.write_text(_note_of(self.writing, self.here.process_index), json.dumps(chunks))
 
     def commit(self) -> None:
@@ -281,10 +281,12 @@ class _Writing:
         texts = {manifest.MODEL: self.model} if self.model else {}
         texts[manifest.NAME] = replace(self.said, tensors=tensors).to_json()
         store.commit(self.writing, self.folder, texts, notes)
-        if self.keep is not None:
-            every, parent = manifest.steps(self.folder.parent), self.folder.parent
+        if self.keep is None:
+            return
+        parent = self.folder.parent
+        with contextlib.suppress(Exception):  # the checkpoint is made: the next one removes what is too many
             # those of later steps are an earlier run's
-            for old in [each for each in every if each <= self.said.step][: -self.keep]:
+            for old in [each for each in manifest.steps(parent) if each <= self.said.step][: -self.keep]:
                 if old != self.spared:
                     store.remove(parent / manifest.folder_of(old))
 
@@ -316,16 +318,22 @@ def _apart(work: _Writing) -> None:
         before, steps = store.version(work.folder / manifest.NAME), set(manifest.steps(work.folder.parent))
         work.write()
         note = _note_of(work.writing, work.here.process_index)
-        _wait(lambda: store.is_over(work.writing, note), until, "process 0, which makes the checkpoint,")
+
+        def is_made() -> bool:
+            return store.version(work.folder / manifest.NAME) not in (None, before)
+
+        whom = "process 0, which makes the checkpoint,"
+        _wait(lambda: store.is_over(work.writing, note) or is_made(), until, whom, work.writing)
         # one that a later save has removed already (`keep`) was written
         is_followed = any(each > work.said.step for each in set(manifest.steps(work.folder.parent)) - steps)
-        if not is_followed and store.version(work.folder / manifest.NAME) in (None, before):
+        if not is_followed and not is_made():
             raise FlowError(f"the checkpoint {str(work.folder)!r} was not written: process 0 failed, and says why")
         return
     try:
         work.write()
         for process in range(work.here.process_count):
-            _wait(_note_of(work.writing, process).is_file, until, f"process {process}, which writes its part,")
+            whom = f"process {process}, which writes its part,"
+            _wait(_note_of(work.writing, process).is_file, until, whom, work.writing)
         work.commit()
     except BaseException:
         store.remove(work.writing)
@@ -377,11 +385,13 @@ def _note_of(writing: Place, process: int) -> Place:
     return writing / f"process-{process:05d}.json"
 
 
-def _wait(is_done: Callable[[], bool], until: float, whom: str) -> None:
+def _wait(is_done: Callable[[], bool], until: float, whom: str, where: Place) -> None:
+    pause, most = _LOOK_SECONDS, _PAUSE if isinstance(where, Path) else _PAUSE_OF_STORES
     while not is_done():
         if time.monotonic() > until:
             raise FlowError(f"{whom} did not come to its end within KERAS_FLOW_TIMEOUT")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(pause)
+        pause = min(most, 1.1 * pause)  # it waits a tenth longer than it must
 
 
 def _failed(folder: Place, error: BaseException | str) -> FlowError:

@@ -214,15 +214,25 @@ def commit(writing: Place, folder: Place, texts: Mapping[str, str], notes: Seque
         folder: what it is called.
         texts: file -> text, of the last files; the manifest is the last one.
         notes: files that are no part of it.
+
+    Raises:
+        OSError, or another error of the store: it could not be written. What fails after it is written is let be.
     """
     if isinstance(folder, Stored):
         for name, text in texts.items():
-            write_text(folder / name, text)
-        left = [each for each in folder.iterdir() if each.name not in (writing.name, *texts)]
-        for each in left:
-            each.files.rm(each.path, recursive=True)
+            try:
+                write_text(folder / name, text)
+            except Exception:
+                # moved, and then something failed: with the manifest the checkpoint is made
+                if not (folder / name).is_file() or (folder / name).read_text("utf-8") != text:
+                    raise
+        with contextlib.suppress(Exception):  # what stays of the old files is no part of the new checkpoint
+            left = [each for each in folder.iterdir() if each.name not in (writing.name, *texts)]
+            for each in left:
+                each.files.rm(each.path, recursive=True)
         for note in notes:  # last: other processes wait for it
-            note.unlink()
+            with contextlib.suppress(Exception):
+                note.unlink()
     else:
         assert isinstance(writing, Path)
         for name, text in texts.items():
@@ -239,8 +249,8 @@ def is_over(writing: Place, note: Place) -> bool:
 
 
 def remove(folder: Place) -> None:
-    """Remove a folder so that it is no checkpoint from the first moment on."""
-    with contextlib.suppress(OSError):
+    """Remove a folder so that it is no checkpoint from the first moment on; what cannot be removed stays."""
+    with contextlib.suppress(Exception):  # stores have errors of their own
         if isinstance(folder, Stored):
             if (folder / MANIFEST).is_file():
                 (folder / MANIFEST).unlink()

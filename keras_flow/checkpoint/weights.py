@@ -96,6 +96,12 @@ def tensors_in(path: str | os.PathLike[str]) -> Manifest:
             if before is None:
                 tensors[name] = tensor
                 continue
+            starts = {each.start for each in before.chunks if each.end > each.begin}
+            if doubled := [each.start for each in tensor.chunks if each.start in starts]:
+                raise FlowError(
+                    f"{name!r} is in {str(file)!r}, and in a file before it with the same elements (from "
+                    f"{list(doubled[0])}): name the files of one model"
+                )
             shape = tuple(map(max, before.shape, tensor.shape))
             tensors[name] = Tensor(tensor.dtype, shape, "", before.chunks + tensor.chunks)
     return Manifest(0, tensors)

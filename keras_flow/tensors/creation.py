@@ -297,8 +297,8 @@ def _seed(seed: Seed) -> tuple[int, int]:
     if seed is None and dry_run.is_on():
         return 0, 0
     if seed is None:  # `keras.utils.set_random_seed` also seeds Python's generator
-        drawn = {rank: random.getrandbits(63) for rank in local_ranks()}
-        agreed = tensor_engine().agree_on(drawn)
+        # once, however many ranks this process drives: what is drawn after it is the same on every engine
+        agreed = tensor_engine().agree_on(dict.fromkeys(local_ranks(), random.getrandbits(63)))
         return agreed[min(agreed)], 0
     return int(seed), 0
 

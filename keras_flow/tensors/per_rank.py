@@ -146,14 +146,16 @@ def _local_entries(call: OperatorCall, layout: Layout, rank: int) -> list[tuple[
             continue
         # a slice as the logical indices that it names: 7:2:-2 of 8 is 7, 5, 3
         wanted = range(*entry.indices(length))
-        here = [place for place, index in enumerate(wanted) if block.start <= index < block.stop]
-        if not here:
+        near, far = (block.start, block.stop) if wanted.step > 0 else (block.stop - 1, block.start - 1)
+        # the places of those in the block: from the first that is not before it, rounded up, to the first past it
+        begin = max(0, -((wanted.start - near) // wanted.step))
+        end = min(len(wanted), -((wanted.start - far) // wanted.step))
+        if begin >= end:
             return None
-        first = wanted[here[0]] - block.start
-        last = wanted[here[-1]] - block.start
+        first, last = wanted[begin] - block.start, wanted[end - 1] - block.start
         stop = last + (1 if wanted.step > 0 else -1)
         # a stop of -1 would mean the last element: going down past 0 is written None
-        found.append((slice(first, None if stop < 0 else stop, wanted.step), here[0], len(here)))
+        found.append((slice(first, None if stop < 0 else stop, wanted.step), begin, end - begin))
     return found
 
 

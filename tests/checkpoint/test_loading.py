@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,14 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import keras_flow as kf
+from keras_flow import near_names
 from keras_flow.backends.rendezvous import meeting
 from keras_flow.checkpoint import manifest
+from keras_flow.checkpoint.weights import tensors_in
+from keras_flow.errors import FlowError
 from tests.checkpoint import programs
 from tests.ranks import Pool
 
@@ -65,3 +70,36 @@ def test_all_processes_meet_before_they_load(four_ranks: None, tmp_path: Path, m
     kf.checkpoint.load(tmp_path, model)
     kf.checkpoint.load_weights(file, model)
     assert met == ["kf.checkpoint.load", "kf.checkpoint.load", "kf.checkpoint.load_weights"]
+
+
+def _block(start: int) -> dict[str, str]:
+    sharding = {"weight": {"saved_offsets": [start, 0], "global_shape": [4, 3]}}
+    return {"format": "np", "DCP_SHARDING_INFO": json.dumps(sharding)}
+
+
+def test_files_with_the_same_elements_are_refused(tmp_path: Path) -> None:
+    """Two halves that are the same one have as many elements as the whole."""
+    half = {"weight": np.ones((2, 3), "float32")}
+    for place, start in enumerate((0, 2)):
+        safetensors.numpy.save_file(half, tmp_path / f"model-{place}.safetensors", _block(start))
+    assert tensors_in(tmp_path / "model-*.safetensors").tensors["weight"].shape == (4, 3)
+    safetensors.numpy.save_file(half, tmp_path / "model-1.safetensors", _block(0))
+    with pytest.raises(FlowError, match=r"'weight' is in '.*model-1\.safetensors', and in a file before it"):
+        tensors_in(tmp_path / "model-*.safetensors")
+
+
+def test_names_are_compared_only_for_the_differences_that_are_shown(
+    four_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model(name: str) -> keras.Model:
+        return keras.Sequential(
+            [keras.layers.Input((1,)), *(keras.layers.Dense(1, name=f"{name}_{n}x") for n in range(20))]
+        )
+
+    kf.checkpoint.save(tmp_path, model("hidden"), step=1)
+    compared: list[str] = []
+    nearest = near_names.nearest
+    monkeypatch.setattr(near_names, "nearest", lambda name, *rest: compared.append(name) or nearest(name, *rest))
+    with pytest.raises(FlowError, match=r"(?s)hiden_0x/kernel' is not in the checkpoint \(nearest: .*and 70 more"):
+        kf.checkpoint.load(tmp_path, model("hiden"))
+    assert len(compared) == 10

@@ -90,7 +90,11 @@ def test_a_thousand_ranks_are_assigned_in_seconds() -> None:
 
     mesh = kf.Placement(np.arange(1024).reshape(128, 8), axis_names=("data", "model"))
     tensors = {f"t{i}": (kf.Layout(mesh, {"model": "S(1)"}, (512, 512)), (512, 512), 4) for i in range(300)}
+    # over all ranks: as with zero=3
+    split = (kf.Layout(mesh, "S(0),S(0)", (32768, 8)), (32768, 8), 4)
+    tensors |= {f"s{i}": split for i in range(20)}
     begun = time.process_time()
     found = pieces.assigned(tensors, range(1024))
     assert time.process_time() - begun < 20
-    assert all(len(each) == 8 for each in found.values())
+    assert all(len(each) == (8 if name.startswith("t") else 1024) for name, each in found.items())
+    assert pieces.assigned(dict(tensors), range(1024)) is found  # each save asks for it again

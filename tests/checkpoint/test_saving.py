@@ -85,3 +85,45 @@ def test_a_checkpoint_of_step_0_beside_one_that_is_written_again(tmp_path: Path)
     here, said = types.SimpleNamespace(process_index=1), types.SimpleNamespace(step=1)
     work: Any = types.SimpleNamespace(here=here, folder=folder, writing=folder / "gone", write=write, said=said)
     saving._apart(work)
+
+
+@pytest.mark.parametrize("fails", ["rm", "mv"])
+def test_what_fails_after_the_manifest_loses_no_checkpoint(fails: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """A store may refuse to remove old files, or say that a move failed when the file is there."""
+    where = f"memory://{tmp_path.name}/run"
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+    files = type(store.at(where).files)
+    original = getattr(files, fails)
+
+    def failing(self: Any, *args: Any, **kwargs: Any) -> None:
+        if fails == "mv" or not kwargs.get("recursive"):
+            original(self, *args, **kwargs)
+        if kwargs.get("recursive") if fails == "rm" else "manifest" in str(args):
+            raise RuntimeError("the store is busy")
+
+    for asynchronous in (False, True):
+        for extra in (1, 2, 3):
+            if extra > 1:
+                monkeypatch.setattr(files, fails, failing)
+            # the second in place of the first, then one after which the first would be removed
+            step = extra // 3 + 2 * asynchronous
+            kf.checkpoint.save(where, model, step=step, extra={"n": extra}, keep=1, asynchronous=asynchronous).wait()
+            monkeypatch.setattr(files, fails, original)
+            assert kf.checkpoint.inspect(where).extra == {"n": extra}
+            assert kf.checkpoint.verify(where) == kf.checkpoint.inspect(where).bytes
+
+
+def test_looks_for_other_processes_become_rare(monkeypatch: Any) -> None:
+    """A checkpoint that is written for minutes is not asked for fifty times a second, and a store less often still."""
+    for place, most in ((Path("run"), 1.0), (store.at("memory://run"), 5.0)):
+        clock, pauses = [0.0], []
+
+        def sleep(seconds: float, clock: list[float] = clock, pauses: list[float] = pauses) -> None:
+            pauses.append(seconds)
+            clock[0] += seconds
+
+        monkeypatch.setattr(saving, "time", types.SimpleNamespace(monotonic=lambda clock=clock: clock[0], sleep=sleep))
+        saving._wait(lambda clock=clock: clock[0] > 300, 1000.0, "it", place)
+        assert pauses[0] < 0.05 and max(pauses) == pauses[-1] == most
+        with pytest.raises(kf.errors.FlowError, match="it did not come to its end"):
+            saving._wait(lambda: False, clock[0] + 10, "it", place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import keras
@@ -48,6 +49,17 @@ def test_a_seed_generator_gives_other_numbers_each_time() -> None:
     seeds = keras.random.SeedGenerator(5)
     first, second = (kf.rand(4, placement=MESH, sbp="B,B", seed=seeds).numpy() for _ in range(2))
     assert not np.array_equal(first, second)
+
+
+@on_engines
+def test_a_draw_without_a_seed_takes_one_number_of_pythons() -> None:
+    """However many ranks the process drives: layers that are made after it draw alike on every engine."""
+    random.seed(3)
+    random.getrandbits(63)
+    expected = random.random()
+    random.seed(3)
+    kf.rand(4, placement=MESH, sbp="B,B")
+    assert random.random() == expected
 
 
 @on_engines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -121,3 +123,24 @@ def test_one_hot_of_small_unsigned_indices() -> None:
     whole, split = kf.Layout(MESH, "B,B", (3,)), kf.Layout(MESH, "S(1),S(1)", (3, 600))
     shards = [per_rank._one_hot(call, [whole], [split], rank, keras.ops.convert_to_tensor(value)) for rank in range(4)]
     assert np.array_equal(np.concatenate([keras.ops.convert_to_numpy(shard) for shard in shards], 1), wanted)
+
+
+def test_the_entries_of_a_rank_are_those_that_numpy_finds_in_its_block() -> None:
+    """Of every slice; of rows that nobody counts one by one too."""
+
+    def entries(length: int, key: slice) -> list[tuple[slice, int, int] | None]:
+        layout = kf.Layout(kf.Placement(range(3)), "S(0)", (length,))
+        call = OperatorCall("getitem", ((length,),), ((len(range(*key.indices(length))),),), {"key": (key,)})
+        found = [per_rank._local_entries(call, layout, rank) for rank in range(3)]
+        return [None if each is None else each[0] for each in found]
+
+    value, bounds, ends = np.arange(7), [slice(0, 3), slice(3, 5), slice(5, 7)], (None, *range(-8, 9))
+    for key in (slice(*each) for each in itertools.product(ends, ends, (None, 1, 2, 3, 9, -1, -2, -5))):
+        result = np.full(len(value[key]), -1)
+        for block, found in zip(bounds, entries(7, key), strict=True):
+            if found is not None:
+                local, place, count = found
+                assert count > 0
+                result[place : place + count] = value[block][local]
+        assert np.array_equal(result, value[key]), key
+    assert entries(3 * 10**15, slice(1, -1, 2))[1] == (slice(1, 10**15, 2), 5 * 10**14, 5 * 10**14)
