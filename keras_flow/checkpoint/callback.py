@@ -143,7 +143,9 @@ class Checkpoint(keras.callbacks.Callback):
         self._raise(wait=True)
         self._is_running()
         others = callbacks.callbacks
-        self._others = [each for each in others if each is not self and not isinstance(each, keras.callbacks.History)]
+        # Keras appends its bar where `verbose` says so, which may be in process 0 alone
+        kinds = keras.callbacks.History, keras.callbacks.ProgbarLogger
+        self._others = [each for each in others if each is not self and not isinstance(each, kinds)]
         self._history = next(each for each in others if isinstance(each, keras.callbacks.History))
         self._begun_with = [callback_states.plain(each) for each in self._others]
         self._epoch = self._batch = self._since = self._batches = self._newest = 0
@@ -384,15 +386,16 @@ class Checkpoint(keras.callbacks.Callback):
             print(f"keras_flow: {said}", file=sys.stderr, flush=True)
 
     def _give_back(self, reader: Reader) -> None:
-        """Restore what the other callbacks had counted."""
-        states = reader.manifest.training["callbacks"]
-        kept = [name for name, _ in states]
-        if kept == [type(each).__name__ for each in self._others]:
-            for each, (_, state) in zip(self._others, states, strict=True):
-                callback_states.set_state(each, state)
-            callback_states.set_arrays(self._others, reader)
-        elif any(state for _, state in states):
-            warn(f"the checkpoint has callbacks {kept}, and this fit has others: what they counted is not given back")
+        """Restore what the other callbacks had counted, each of those that are here too."""
+        states, here = reader.manifest.training["callbacks"], callback_states.numbered(self._others)
+        there = dict(
+            zip(callback_states.numbers([name for name, _ in states]), (each for _, each in states), strict=True)
+        )
+        for key in here.keys() & there.keys():
+            callback_states.set_state(here[key], there[key])
+        callback_states.set_arrays(here, reader)
+        if left := [name for (name, number), state in there.items() if state and (name, number) not in here]:
+            warn(f"the checkpoint has callbacks {left}, which this fit has not: what they counted is not given back")
 
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """States of a `fit`'s other callbacks, for its checkpoints: numbers and texts, and weights that they keep.
 
-get_state(), set_state(state)     a callback that has them says it itself
+get_state(), set_state(state)     a callback that has both says it itself
 best, wait, stopped_epoch         attributes that are numbers or texts, and have changed since it began
 best_weights                      attributes that are lists of arrays: tensors of the checkpoint
 """
@@ -40,13 +40,34 @@ def plain(callback: object) -> dict[str, Any]:
     return found
 
 
+def numbers(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Return the key of each callback in a checkpoint: its class, and which of this class it is.
+
+    So a callback that process 0 alone has, or that comes later, changes no other's key.
+
+    Example:
+        >>> numbers(["EarlyStopping", "CSVLogger", "EarlyStopping"])
+        [('EarlyStopping', 0), ('CSVLogger', 0), ('EarlyStopping', 1)]
+    """
+    return [(name, list(names[:place]).count(name)) for place, name in enumerate(names)]
+
+
+def numbered(callbacks: Sequence[keras.callbacks.Callback]) -> dict[tuple[str, int], keras.callbacks.Callback]:
+    """Return callbacks by their keys."""
+    return dict(zip(numbers([type(each).__name__ for each in callbacks]), callbacks, strict=True))
+
+
+def _says_itself(callback: object) -> bool:
+    return hasattr(callback, "get_state") and hasattr(callback, "set_state")
+
+
 def state_of(callback: Any, begun: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of a callback that have changed since they were `begun`.
 
     Keras's own settings are left out: EarlyStopping changes the sign of its `min_delta` in the first epoch, and so it
     does again in the `fit` that resumes.
     """
-    if hasattr(callback, "get_state"):
+    if _says_itself(callback):
         return encoded(callback.get_state())
     settings = {
         name
@@ -63,7 +84,7 @@ def state_of(callback: Any, begun: Mapping[str, Any]) -> dict[str, Any]:
 
 def set_state(callback: Any, state: Mapping[str, Any]) -> None:
     """Restore what a callback had counted."""
-    if hasattr(callback, "set_state"):
+    if _says_itself(callback):
         callback.set_state(decoded(state))
     else:
         vars(callback).update(state)
@@ -72,11 +93,11 @@ def set_state(callback: Any, state: Mapping[str, Any]) -> None:
 def arrays_of(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, np.ndarray]:
     """Name in the checkpoint -> an array that a callback keeps, as `get_weights` gives them."""
     found: dict[str, np.ndarray] = {}
-    for number, callback in enumerate(callbacks):
+    for (kind, number), callback in numbered(callbacks).items():
         for attribute, value in vars(callback).items():
             if not isinstance(value, list) or not value or not all(isinstance(each, np.ndarray) for each in value):
                 continue
-            name = f"{type(callback).__name__}/{attribute}"
+            name = f"{kind}/{attribute}"
             if other := {array.dtype.name for array in value} - SAFETENSORS.keys():
                 _say_left_out(name, min(other))
                 continue
@@ -90,10 +111,12 @@ def _say_left_out(name: str, dtype: str) -> None:
     warn(f"checkpoints leave out {name}, which a callback keeps: safetensors has no arrays of {dtype}")
 
 
-def set_arrays(callbacks: Sequence[object], reader: Reader) -> None:
-    """Restore the arrays that callbacks kept."""
+def set_arrays(callbacks: Mapping[tuple[str, int], object], reader: Reader) -> None:
+    """Restore the arrays that callbacks kept; callbacks by their keys."""
     for name in reader.manifest.tensors:  # in the order in which they were saved
         if name.startswith(names.CALLBACKS):
-            number, _, attribute, place = name.removeprefix(names.CALLBACKS).split("/")
-            kept = vars(callbacks[int(number)])
+            number, kind, attribute, place = name.removeprefix(names.CALLBACKS).split("/")
+            if (kind, int(number)) not in callbacks:
+                continue
+            kept = vars(callbacks[kind, int(number)])
             kept[attribute] = [*(kept[attribute] if int(place) else []), reader.read(name)]

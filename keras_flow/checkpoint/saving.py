@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -161,7 +162,10 @@ def save_with(
     except TypeError as error:
         raise FlowError(f"extra= is saved as JSON: {error}") from error
     meeting.meet("kf.checkpoint.save")
-    agreement.require_equal({"step": step, "variables": len(variables)}, "a checkpoint")
+    # two processes may have as many, of other names: a callback that one of them has keeps arrays
+    sum_of_names = zlib.crc32("\n".join(sorted(variables)).encode())
+    said = {"step": step, "variables": f"{len(variables)} (sum of their names: {sum_of_names:08x})"}
+    agreement.require_equal(said, "a checkpoint")
     lock = contextlib.ExitStack()
     path, _, error = agreement.first_says(_started(folder, lock) if here.process_index == 0 else "").partition("\n")
     if error:
@@ -179,7 +183,7 @@ def save_with(
     )
     mine = list(parts.parts_of(variables, who, here))
     mine, copies = parts.frozen(mine, here) if asynchronous else (mine, None)
-    said = Manifest(
+    found = Manifest(
         step=step,
         tensors={
             name: Tensor(names.dtype_of(variable), tuple(variable.shape), sbps[name], ())
@@ -192,7 +196,7 @@ def save_with(
     )
     saved = Saved(folder, step, sum(block.bytes for part in mine for _, block in part.blocks))
     text = _serialized(model) if here.process_index == 0 else ""
-    work = _Writing(writing, folder, mine, said, text, here, keep, spared)
+    work = _Writing(writing, folder, mine, found, text, here, keep, spared)
     if asynchronous:
 
         def run() -> None:

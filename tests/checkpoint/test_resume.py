@@ -3,14 +3,20 @@ within the grid's tolerances where it goes on under another layout, engine or nu
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
+import keras_flow as kf
+from keras_flow.backends.active import backend
+from keras_flow.backends.rendezvous import agreement
 from tests.checkpoint import programs
 from tests.ranks import Pool
 
@@ -255,3 +261,79 @@ def test_the_last_steps_are_saved_though_save_freq_does_not_divide(
     assert said.startswith("keras_flow: training is complete (3 of 3 epochs): nothing to do (") and "00000024" in said
     assert pool(programs.trained, *arguments, None, 5) == ended
     assert steps() == [15, 20, 24]
+
+
+class _Half(keras.callbacks.Callback):
+    """A callback with half of the protocol: its attributes are its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = 0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.counted += 1
+
+    def set_state(self, state: dict[str, int]) -> None:
+        raise AssertionError("there is no get_state, which says what this takes")
+
+
+def _patience(folder: str, epochs: int, shows: bool, leads: bool) -> dict[str, Any]:
+    """Train with callbacks that differ by process; what they count at the end.
+
+    Args:
+        folder: of the checkpoints.
+        epochs: the argument of `fit`.
+        shows: process 0 shows a bar.
+        leads: process 0 has a callback of its own, before the others.
+    """
+    is_first = backend().world().process_index == 0
+    with kf.DataParallel().scope():
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    early = keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True)
+    half = _Half()
+    callbacks = [*([_Half()] if leads and is_first else []), early, kf.callbacks.Checkpoint(folder, save_on_signal=())]
+    x = np.ones((8, 4), "float32")
+    with contextlib.redirect_stdout(io.StringIO()):
+        model.fit(x, x[:, :1], epochs=epochs, callbacks=[*callbacks, half], verbose=1 if shows and is_first else 0)
+    return {"best": early.best, "wait": early.wait, "weights": early.best_weights is not None, "half": half.counted}
+
+
+def test_callbacks_that_differ_by_process_keep_what_each_counts(on_ranks: Callable[..., Pool], tmp_path: Path) -> None:
+    """EarlyStopping would end the training in process 0, and in no other."""
+    pool, folder = on_ranks("torch"), str(tmp_path)
+    expected = {"best": 9.0, "wait": 1, "weights": True, "half": 2}
+    assert pool.on_each(_patience, folder, 2, True, False) == [expected] * 4
+    assert pool.on_each(_patience, folder, 3, True, False) == [{**expected, "wait": 2, "half": 3}] * 4
+
+
+def test_two_callbacks_of_a_class_and_one_that_is_new(four_ranks: None, tmp_path: Path) -> None:
+    """What both have is given back, whatever comes before it."""
+
+    def fit(epochs: int, *others: keras.callbacks.Callback) -> None:
+        with kf.DataParallel().scope():
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+        saves = kf.callbacks.Checkpoint(tmp_path, save_on_signal=())
+        x = np.ones((8, 4), "float32")
+        model.fit(x, x[:, :1], epochs=epochs, callbacks=[saves, *others], verbose=0)
+
+    early = [keras.callbacks.EarlyStopping("loss", patience=n, restore_best_weights=True) for n in (5, 6)]
+    fit(2, *early)
+    again, half = keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True), _Half()
+    with pytest.warns(kf.errors.FlowWarning, match=r"callbacks \['EarlyStopping'\], which this fit has not"):
+        fit(3, half, again)
+    assert (again.wait, half.counted) == (2, 1)
+    for found, kept in zip(again.best_weights, early[0].best_weights, strict=True):
+        np.testing.assert_array_equal(found, kept)
+
+
+def test_processes_that_save_other_names_are_told(
+    four_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(agreement, "require_equal", lambda facts, what: said.append(facts))
+    for name in ("one", "two"):
+        layer = keras.layers.Dense(1, name=name)
+        kf.checkpoint.save(tmp_path, keras.Sequential([keras.layers.Input((4,)), layer], name="net"), step=1)
+    assert said[0]["variables"] != said[1]["variables"] and said[0]["variables"].startswith("2 (")
