@@ -26,7 +26,7 @@ from keras_flow.current.variable_layout import KerasLayout, VariableLayout, kera
 from keras_flow.distributions import companions, layout_problems, models, recomputed
 from keras_flow.distributions.fallbacks import Fallbacks
 from keras_flow.distributions.ranks import check_ranks
-from keras_flow.distributions.resolve import fit_layout, held_whole, joined_axes, problems_of
+from keras_flow.distributions.resolve import fit_layout, held_whole, joined_axes, problems_of, rows_on_one_axis
 from keras_flow.distributions.rules import PatternRules, Rules, matched_key
 from keras_flow.distributions.shard import shard_of, unknown_names
 from keras_flow.distributions.zero import layouts_of_slots, why_whole, zero_of
@@ -126,6 +126,11 @@ class FlowDistribution(Distribution):
         self.fallbacks = Fallbacks()
         self._entered = False
         self.joined_axes = joined_axes(list(self._legal_specs()), self.batch_axes, placement.axis_names)
+        reason = rows_on_one_axis(placement, self.batch_axes, self.joined_axes, engine.capabilities)
+        if reason and strict:
+            raise LayoutError(f"{reason} (strict=True)")
+        if reason:
+            warn(reason, LayoutFallback)
         mesh = keras.distribution.DeviceMesh(
             placement.hierarchy, list(placement.axis_names), [f"{placement.type}:{rank}" for rank in placement.ranks]
         )

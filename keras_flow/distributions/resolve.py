@@ -6,6 +6,7 @@ its capability record. Each fallback has a reason, one sentence for the warning.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from keras_flow.sbp import PartialSum, Split
 
 if TYPE_CHECKING:
     from keras_flow.backends.engine_records import Capabilities
+    from keras_flow.placements import Placement
 
 
 @dataclass(frozen=True)
@@ -160,4 +162,19 @@ def joined_axes(
             for group in groups
             if len(group) > 1 and all(group == second or not set(group) & set(second) for second in groups)
         )
+    )
+
+
+def rows_on_one_axis(
+    placement: Placement, batch_axes: Sequence[str], joined: Sequence[tuple[str, ...]], capabilities: Capabilities
+) -> str:
+    """Return why an engine splits rows over one of several batch axes, or an empty text."""
+    sizes = {axis: placement.axis_size(axis) for axis in batch_axes if placement.axis_size(axis) > 1}
+    if len(sizes) < 2 or capabilities.several_axes_on_one_dim or tuple(batch_axes) in joined:
+        return ""
+    times = math.prod(sizes.values()) // max(sizes.values())
+    return (
+        f"batch_axes: this engine holds one axis on a dimension, and zero_axes= or a rule uses some of "
+        f"{list(batch_axes)} alone; rows are split over the largest of them only, and each row is computed {times} "
+        "times. Use all of them together, or another engine"
     )

@@ -77,6 +77,16 @@ def test_a_transformer(on_ranks, backend: str, layout: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_split_over_the_inner_axis_of_two(on_ranks, backend: str) -> None:
+    """Hybrid sharding: whole over the outer axis of the batch. TensorFlow computes rows twice, and says so."""
+    found = on_ranks(backend)(zero_program.deviations_and_said, "momentum", "dp2x2z3i")
+    assert max(found["updates"].values()) < 1e-4 and found["slots"] < 1e-4
+    assert found["not as laid"] == [] and len(found["weights"]) >= 2
+    said = [text for text in found["said"] if "rows are split over the largest" in text]
+    assert len(said) == (backend == "tensorflow") and all("computed 2 times" in text for text in said)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_an_update_by_half_a_gradient_is_caught(on_ranks, backend: str) -> None:
     found = on_ranks(backend)(zero_program.deviations, "momentum", "dp4z2", 0.5)
     assert max(found["updates"].values()) > 0.1

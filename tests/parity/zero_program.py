@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 
 import keras
@@ -49,12 +50,17 @@ RULES: Mapping[str, Mapping[str, int]] = {
 
 
 def distribution(layout: str, kind: str = MIXED) -> kf.DataParallel | kf.ModelParallel:
-    """dpN, dpAxB (both axes split the batch) or AxB (the second splits weights), and the stage of `zero=`."""
+    """dpN, dpAxB (both axes split the batch) or AxB (the second splits weights), and the stage of `zero=`.
+
+    dpAxBzNi splits over the inner axis of the two alone.
+    """
     mesh, _, stage = layout.removeprefix("dp").partition("z")
+    inner = {"zero_axes": "model"} if stage.endswith("i") else {}
+    stage = stage.removesuffix("i")
     sizes = [int(size) for size in mesh.split("x")]
     placement = kf.Placement(np.arange(np.prod(sizes)).reshape(sizes), ("data", "model")[: len(sizes)])
     if layout.startswith("dp"):
-        return kf.DataParallel(placement, zero=int(stage), zero_min_size=1)
+        return kf.DataParallel(placement, zero=int(stage), zero_min_size=1, **inner)
     rules = {pattern: {"model": kf.sbp.split(dim)} for pattern, dim in RULES[kind].items()}
     return kf.ModelParallel(placement, rules=rules, zero=int(stage), zero_min_size=1)
 
@@ -145,6 +151,14 @@ def deviations(optimizer: str, layout: str, scale: float = 1.0, kind: str = MIXE
         "weights": weights,
         "not as laid": _not_as_laid(found),
     }
+
+
+def deviations_and_said(*arguments: object) -> dict:
+    """Do as `deviations`; with the warnings."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = deviations(*arguments)
+    return {**found, "said": [str(each.message) for each in said]}
 
 
 def _not_as_laid(found: keras.Model) -> list[str]:
