@@ -97,6 +97,8 @@ def import_(
     Raises:
         FlowError: nothing that can be read is there, or a package is missing.
     """
+    if not manifest.is_count(step, 0):
+        raise FlowError(f"step={step!r}: legal is a whole number of at least 0")
     source = Path(path).absolute()
     format = _format(format, source)
     folder = store.at(directory) / manifest.folder_of(step)

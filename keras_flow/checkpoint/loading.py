@@ -6,11 +6,12 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from keras_flow import near_names
+from keras_flow import atomic, near_names
 from keras_flow.backends import random_states
 from keras_flow.backends.active import backend
 from keras_flow.backends.rendezvous import agreement, meeting
@@ -91,7 +92,11 @@ def load(
 
 def newest(directory: Place) -> int | None:
     """Return the newest step of a directory, which process 0 looks up for all; None where there is none."""
-    there = manifest.steps(directory) if backend().world().process_index == 0 else []
+    there: list[int] = []
+    if backend().world().process_index == 0:
+        if isinstance(directory, Path):  # one that was killed while two folders changed places had the newest
+            atomic.remove_left_over(directory)
+        there = manifest.steps(directory)
     said = agreement.first_says(str(there[-1]) if there else "")
     return int(said) if said else None
 

@@ -17,6 +17,7 @@ import io
 import itertools
 import json
 import math
+import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -236,6 +237,11 @@ def is_weight(name: str) -> bool:
 
 
 # ---- folders
+
+
+def is_count(value: object, least: int) -> bool:
+    """Whether a value is a whole number of at least so much."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= least
 
 
 def file_of(rank: int, ranks: int) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import numbers
 import os
 import sys
 import threading
@@ -149,9 +148,9 @@ def save_with(
     begun = time.monotonic()
     if not models.is_built(model):
         raise FlowError(f"model {model.name!r} is not built: call it on a batch, or build it, before it is saved")
-    if keep is not None and keep < 1:
+    if keep is not None and not manifest.is_count(keep, 1):
         raise FlowError(f"keep={keep!r}: legal is a whole number of at least 1 (checkpoints), or None for all")
-    if step is not None and (not isinstance(step, numbers.Integral) or isinstance(step, bool) or step < 0):
+    if step is not None and not manifest.is_count(step, 0):
         raise FlowError(f"step={step!r}: legal is a whole number of at least 0, or None for the optimizer's updates")
     here = backend().world()
     variables = names.named(model) | dict(beside)

@@ -61,7 +61,7 @@ def contraction(names: Sequence[str], out: str, shapes: Sequence[Shape]) -> Iter
         )
         yield Signature(parts, (S(out.index(letter)) if letter in out else P,))
     # linear in each operand: a sum of one passes through while the others are the same everywhere
-    for index in range(len(names)):  # linear in each operand
+    for index in range(len(names)):
         yield Signature(tuple(P if index == operand else B for operand in range(len(names))), (P,))
 
 

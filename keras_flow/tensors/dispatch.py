@@ -90,10 +90,8 @@ def cheapest(name: str, function: Callable[..., Any], arguments: Mapping[str, An
     if program is None:
         return run(name, function, arguments)
     # values do not matter for the cost, so that a training loop asks once
-    layouts = tree.map_structure(
-        lambda leaf: (leaf.layout, leaf.dtype) if isinstance(leaf, GlobalTensor) else leaf, dict(arguments)
-    )
-    key = (name, repr(layouts))
+    leaves = tree.flatten(dict(arguments))
+    key = name, *((leaf.layout, leaf.dtype) if isinstance(leaf, GlobalTensor) else repr(leaf) for leaf in leaves)
     if key not in _is_cheaper:
         as_one = functools.partial(run, name, function, arguments)
         # an operator that is part of a decomposition has been through this itself
@@ -219,7 +217,8 @@ def _has_tensors(value: object) -> bool:
 def _check_one_placement(name: str, inputs: Sequence[GlobalTensor]) -> None:
     first: Placement = inputs[0].placement
     for other in inputs[1:]:
-        if other.placement != first:
+        # ranks without a type have that of the job, as those with one do
+        if (other.placement.ranks, other.placement.hierarchy) != (first.ranks, first.hierarchy):
             raise FlowError(
                 f"kf.ops.{name} was given tensors on two placements: {first} and {other.placement}. Bring them "
                 "together first, x.to_global(placement=...)"

@@ -76,7 +76,9 @@ def _arrays_of_ranks(local: object, placement: Placement) -> dict[int, Any]:
         # values of the host take the dtypes of `kf.tensor`; arrays of the engine keep theirs
         if isinstance(value, (np.ndarray, np.generic, list, tuple, float, int)):
             array = np.asarray(value)
-            value = tensor_engine().put(array.astype(numpy_dtype(default_of_array(array)), copy=False), rank)
+            value = tensor_engine().put(
+                array.astype(numpy_dtype(default_of_array(array))), rank
+            )  # a copy: numpy's put is none
         with tensor_engine().on_rank(rank):
             arrays[rank] = tensor_engine().without_gradient(value)
     return arrays

@@ -146,7 +146,7 @@ class GlobalTensor:
             rank: None means the rank of this process, where it drives only one.
 
         Returns:
-            The shard; for a rank outside the placement an empty array with as many dims.
+            The shard; for a rank outside the placement an empty array with as many dims, and at least one.
 
         Raises:
             FlowError: this process drives several ranks, or not that one.
@@ -168,8 +168,8 @@ class GlobalTensor:
         if rank in self._shards:
             return self._shards[rank]
         # a rank outside the placement holds nothing; with the dims of the tensor, so that code for shards runs there
-        # too
-        return tensor_engine().put(np.zeros((0,) * self.ndim, numpy_dtype(self.dtype)), rank)
+        # too. An array without dims would be a number
+        return tensor_engine().put(np.zeros((0,) * max(1, self.ndim), numpy_dtype(self.dtype)), rank)
 
     def numpy(self) -> np.ndarray:
         """The logical tensor, on every process. A collective where there are several processes: all of them call.

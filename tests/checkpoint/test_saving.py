@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import keras_flow as kf
+from keras_flow import atomic
 from keras_flow.checkpoint import manifest, saving, store
 
 pytestmark = pytest.mark.usefixtures("four_ranks")
@@ -127,3 +128,27 @@ def test_looks_for_other_processes_become_rare(monkeypatch: Any) -> None:
         assert pauses[0] < 0.05 and max(pauses) == pauses[-1] == most
         with pytest.raises(kf.errors.FlowError, match="it did not come to its end"):
             saving._wait(lambda: False, clock[0] + 10, "it", place)
+
+
+@pytest.mark.parametrize("wrong", [{"keep": 0}, {"keep": 2.5}, {"keep": True}, {"save_freq": True}, {"save_freq": 0}])
+def test_numbers_of_a_callback_are_checked_as_it_is_made(wrong: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(kf.FlowError, match=f"{next(iter(wrong))}="):
+        kf.callbacks.Checkpoint(tmp_path, **wrong)
+
+
+def test_an_imported_checkpoint_has_a_number_that_is_found_again(tmp_path: Path) -> None:
+    for step in (-1, 1.5, True):
+        with pytest.raises(kf.FlowError, match="legal is a whole number of at least 0"):
+            kf.checkpoint.import_(tmp_path / "weights.safetensors", tmp_path, step=step)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_that_changed_places_as_its_writer_was_killed_is_the_newest(tmp_path: Path) -> None:
+    """A system without `renameat2` renames twice; what is between is found by whoever loads."""
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(4)])
+    for step in (1, 2):
+        kf.checkpoint.save(tmp_path, model, step=step)
+    folder = tmp_path / manifest.folder_of(2)
+    host, pid, _, number = atomic._name_of_writer().rsplit("-", 3)
+    folder.rename(folder.with_name(f"{folder.name}{host}-{pid}-0-{number}{atomic._OLD}"))
+    assert manifest.steps(tmp_path) == [1]
+    assert kf.checkpoint.load(tmp_path, model).step == 2

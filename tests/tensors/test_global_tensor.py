@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import keras_flow as kf
-from tests.tensors.checking import MESH
-from tests.tensors.engines import on_engines
+from tests.tensors.checking import LINE, MESH
+from tests.tensors.engines import on_engines, on_numpy
 
 
 @on_engines
@@ -38,3 +38,25 @@ def test_layouts_that_do_not_fit_the_tensor() -> None:
         x.to_global(sbp="B")
     with pytest.raises(kf.FlowError, match=r"ranks \[4\]"):
         x.to_global(kf.Placement([0, 4]), sbp="B")
+
+
+@on_engines
+def test_ranks_without_a_type_are_those_of_the_job() -> None:
+    value = np.arange(16, dtype="float32").reshape(4, 4)
+    typed = kf.Placement(range(4), type="cpu")
+    for one, other in ((LINE, typed), (typed, LINE)):
+        x, y = kf.tensor(value, placement=one, sbp="S(0)"), kf.tensor(value, placement=other, sbp="S(1)")
+        assert np.array_equal(kf.ops.add(x, y).numpy(), value + value)
+        assert np.array_equal(kf.ops.matmul(x, y).numpy(), value @ value)
+    turned = kf.tensor(value, placement=kf.Placement([3, 2, 1, 0]), sbp="B")
+    with pytest.raises(kf.FlowError, match="on two placements"):
+        kf.ops.add(kf.tensor(value, placement=LINE, sbp="B"), turned)
+
+
+@on_numpy
+def test_a_rank_outside_holds_no_number_and_shards_of_the_host_are_copied() -> None:
+    assert kf.tensor(1.0, placement=kf.Placement([0, 1]), sbp="B").to_local(rank=3).shape == (0,)
+    value = np.zeros(2, "float32")
+    x = kf.to_global(dict.fromkeys(range(4), value), LINE, "S(0)")
+    value[:] = 5
+    assert not x.numpy().any()
