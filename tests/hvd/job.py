@@ -214,7 +214,7 @@ def training() -> None:
         weights, _ = trained(linear(optimizer))
         for found, wanted in zip(weights, formula(reduce, **options)[0], strict=True):
             np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-6, err_msg=name)
-    for groups, wanted in (([[1, 0]], [[0, 1]]), ([[1], [0]], [[0], [1]]), ([[1]], [[0], [1]])):
+    for groups, wanted in (([[1, 0]], [[0, 1]]), ([[1]], [[0], [1]])):
         model = linear(sgd())
         variables = model.trainable_variables
         named = [[variables[number] for number in group] for group in groups]
