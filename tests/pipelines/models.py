@@ -484,10 +484,12 @@ def off(
 
 
 def distance(one: Any, other: Any) -> float:
-    """How far the numbers of two structures are apart, relative to the largest of each array above 1."""
+    """How far the numbers of two structures are apart, relative to the largest of each array above 1; nan is far."""
     keras.tree.assert_same_structure(one, other)
     pairs = zip(keras.tree.flatten(one), keras.tree.flatten(other), strict=True)
-    return max(
-        float(np.abs(np.asarray(a, "float64") - np.asarray(b, "float64")).max() / max(1.0, np.abs(a).max()))
-        for a, b in pairs
-    )
+    return max(_distance(np.asarray(a, "float64"), np.asarray(b, "float64")) for a, b in pairs)
+
+
+def _distance(a: Any, b: Any) -> float:
+    apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    return float(np.nan_to_num(apart.max() / max(1.0, np.abs(a).max()), nan=np.inf))
