@@ -139,24 +139,17 @@ def callback_writes(
 
 
 def among_processes(*args: object, **kwargs: object) -> Distribution | None:
-    """Condition of the hook on `makedirs`: the active distribution, where it is of several processes."""
+    """Condition of the hook on `ModelCheckpoint`: the active distribution, where it is of several processes."""
     distribution = active()  # first: without one no engine is asked
     return distribution if distribution is not None and backend().world().process_count > 1 else None
 
 
-@hook(
-    "keras:file_utils",
-    "makedirs",
-    "each process makes the folder of ModelCheckpoint where it finds none: the second failed (FileExistsError)",
-    when=among_processes,
-)
-def make_folder(_: object, original: Callable[..., object], path: str) -> None:
-    """Hook on `file_utils.makedirs`: a folder that another process has just made is there, as was asked."""
-    try:
-        original(path)
-    except FileExistsError:
-        if not os.path.isdir(path):
-            raise
+@replaces("keras.callbacks.ModelCheckpoint", "_get_file_path", when=among_processes)
+def with_a_folder(_: object, original: Callable[..., str], callback: object, *args: object) -> str:
+    """Hook on `ModelCheckpoint._get_file_path`: the folder is there. Each process made it, and the second failed."""
+    path = original(callback, *args)
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    return path
 
 
 @hook(
@@ -182,12 +175,9 @@ def orbax_saves(
     backend().write_alone(lambda: original(callback, step, logs), model, "OrbaxCheckpoint")
 
 
-@hook("keras.callbacks.TensorBoard", "set_model", "one log folder, written by process 0")
+@replaces("keras.callbacks.TensorBoard", "set_model")
 def throw_away_logs(_: object, original: Callable[..., object], callback: object, model: keras.Model) -> object:
-    """Hook on `TensorBoard.set_model`: it reads weights, a collective.
-
-    All processes log, only process 0 to the folder.
-    """
+    """Hook on `TensorBoard.set_model`: all processes log, since that reads weights; process 0 alone to the folder."""
     is_shared = distribution_of_processes(model) is not None
     if is_shared and backend().world().process_index != 0 and not getattr(callback, "_keras_flow_nowhere", False):
         callback.log_dir = tempfile.mkdtemp(prefix="keras_flow_")  # type: ignore[attr-defined]
