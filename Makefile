@@ -90,7 +90,7 @@ coverage: venv
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --sort=cover
 
-# The documentation site, in build/site; DOCS=--no-execute shows the notebooks without outputs, in seconds.
+# The documentation site, in build/site. DOCS=--no-execute does not run the notebooks: a minute instead of ten.
 docs: venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	$(BIN)/python docs/site.py $(DOCS)

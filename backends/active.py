@@ -65,10 +65,11 @@ def checked_name() -> str:
     engine = ENGINES[name]
     # not by an import, which would take seconds and load the engine
     if engine.module not in sys.modules and importlib.util.find_spec(engine.module) is None:
+        others = [each for each in that_train() if importlib.util.find_spec(ENGINES[each].module) is not None]
+        here = f" to one that is: {', '.join(others)}" if others else " to another backend"
         raise FlowError(
             f"The active Keras backend is {name!r}, but its engine is not installed: no module named "
-            f"{engine.module!r}. Install it with `pip install '{engine.extra}'`, or set KERAS_BACKEND to another "
-            f"backend."
+            f"{engine.module!r}. Install it with `pip install '{engine.extra}'`, or set KERAS_BACKEND{here}."
         )
     return name
 

@@ -103,7 +103,7 @@ class Advice:
     """A layout that is legal and slow.
 
     Attributes:
-        kind: `unpaired`, `heads`, `embedding`, `left out` or `batch`.
+        kind: `idle`, `unpaired`, `heads`, `embedding`, `left out` or `batch`.
         paths: the layers it is about.
         text: what, what it costs, what to do.
     """

@@ -1,6 +1,6 @@
 """Advice on layouts that are legal and slow.
 
-Dense layers split alone, attention heads that do not divide, embedding tables that every rank has whole, layers that a
+Axes that split no weight, dense layers split alone, attention heads that do not divide, embedding tables that every rank has whole, layers that a
 rule leaves out of their like, batches that do not divide.
 """
 
@@ -40,12 +40,24 @@ def warnings(
 ) -> list[Advice]:
     """Advice on all slow layouts of a step."""
     return [
+        *_idle(step, placed),
         *_unpaired(step),
         *_heads(step, placed),
         *_embeddings(step, model),
         *_left_out(step, model, placed),
         *_batch(step, distribution, plan),
     ]
+
+
+def _idle(step: StepCost, placed: Sequence[tuple[keras.Variable, VariableLayout]]) -> Iterator[Advice]:
+    """Axes that split no weight."""
+    for axis in model_axes(step):
+        if not any(axis in step.variable(variable) for variable, _ in placed):
+            yield Advice(
+                "idle",
+                (),
+                f"no weight is split over axis {axis!r}: its {step.axes[axis]} ranks hold and compute the same",
+            )
 
 
 def _unpaired(step: StepCost) -> Iterator[Advice]:

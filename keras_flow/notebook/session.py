@@ -274,7 +274,7 @@ def _run_here(source: str, quiet: bool) -> None:
 
 def _started() -> Workers | int:
     if _ranks is None:
-        raise FlowError("no ranks were started in this notebook: call kf.notebook.start(4) first")
+        raise FlowError("no ranks run in this notebook: call kf.notebook.start(4) first")
     if isinstance(_ranks, Workers) and not _ranks.alive:
         if gone := _ranks.died():
             text = f"a worker died. {_ranks.ended(gone[0])}"

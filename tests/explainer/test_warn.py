@@ -20,7 +20,8 @@ def test_heads_that_do_not_divide() -> None:
 
     with pytest.warns(kf.FlowWarning):
         explanation = explained(build, {"query/kernel": COLUMN})
-    (advice,) = explanation.warnings
+    idle, advice = explanation.warnings
+    assert idle.text == "no weight is split over axis 'model': its 4 ranks hold and compute the same"
     assert (advice.kind, advice.paths) == ("heads", ("attention",))
     assert "6 query heads do not divide" in advice.text
     assert "Axes of 1, 2, 3, 6 ranks divide" in advice.text
@@ -42,8 +43,8 @@ def test_an_embedding_on_every_rank() -> None:
         return keras.Sequential([layers.Input((8,)), layers.Embedding(1000, 64, name="table"), layers.Dense(8)])
 
     explanation = explained(build, {})
-    (advice,) = explanation.warnings
-    assert advice.kind == "embedding"
+    idle, advice = explanation.warnings
+    assert (idle.kind, advice.kind) == ("idle", "embedding")
     assert "the table [1000, 64] is whole on each of the 4 ranks of axis 'model'" in advice.text
     assert kinds(explained(build, {"table": {"model": kf.sbp.split(1)}})) == []
 

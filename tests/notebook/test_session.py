@@ -108,7 +108,7 @@ def test_requests_that_make_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
         session.start(0)
     with pytest.raises(FlowError, match="3 processes cannot share 4 ranks equally"):
         session.start(4, processes=3)
-    with pytest.raises(FlowError, match=r"no ranks were started in this notebook: call kf.notebook.start\(4\)"):
+    with pytest.raises(FlowError, match=r"no ranks run in this notebook: call kf.notebook.start\(4\)"):
         session.pull("history")
     with pytest.raises(FlowError, match="needs the name of a variable"):
         session.pull()
