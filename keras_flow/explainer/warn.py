@@ -1,7 +1,7 @@
 """Advice on layouts that are legal and slow.
 
-Axes that split no weight, dense layers split alone, attention heads that do not divide, embedding tables that every rank has whole, layers that a
-rule leaves out of their like, batches that do not divide.
+Axes that split no weight, dense layers split alone, attention heads that do not divide, embedding tables that every
+rank has whole, layers that a rule leaves out of their like, batches that do not divide.
 """
 
 from __future__ import annotations
