@@ -241,7 +241,7 @@ def is_weight(name: str) -> bool:
 
 def is_count(value: object, least: int) -> bool:
     """Whether a value is a whole number of at least so much."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= least
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def file_of(rank: int, ranks: int) -> str:

@@ -35,7 +35,7 @@ from keras_flow.tensors.ranks import local_ranks
 DECOMPOSITIONS: dict[str, Callable[[Mapping[str, Any]], Callable[[], Any] | None]] = {}
 
 #: operator and arguments, tensors by their layouts -> whether the decomposition costs less
-_is_cheaper: dict[tuple[str, str], bool] = {}
+_is_cheaper: dict[tuple[object, ...], bool] = {}
 
 
 def decomposes(
