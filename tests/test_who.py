@@ -74,6 +74,7 @@ LEFT_OUT = {
     "doors/test_presets.py": "takes minutes: three presets of KerasHub",
     "hvd/test_launchers.py": "needs MPI or Slurm",
     "launch/test_hosts.py": "hosts are namespaces of the network, which not every machine allows",
+    "launch/test_restarts.py": "test_preemption.py and checkpoint/test_kills.py go on after an end",
     "launch/test_strangers.py": "waits for limits of time",
     "parity/test_reading.py": "takes minutes; backends/reading has the parts",
     "pipelines/test_hosts.py": "hosts are namespaces of the network, which not every machine allows",
