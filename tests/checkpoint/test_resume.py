@@ -277,14 +277,13 @@ class _Half(keras.callbacks.Callback):
         raise AssertionError("there is no get_state, which says what this takes")
 
 
-def _patience(folder: str, epochs: int, shows: bool, leads: bool) -> dict[str, Any]:
+def _patience(folder: str, epochs: int, shows: bool) -> dict[str, Any]:
     """Train with callbacks that differ by process; what they count at the end.
 
     Args:
         folder: of the checkpoints.
         epochs: the argument of `fit`.
         shows: process 0 shows a bar.
-        leads: process 0 has a callback of its own, before the others.
     """
     is_first = backend().world().process_index == 0
     with kf.DataParallel().scope():
@@ -292,7 +291,7 @@ def _patience(folder: str, epochs: int, shows: bool, leads: bool) -> dict[str, A
         model.compile(keras.optimizers.SGD(0.0), "mse")
     early = keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True)
     half = _Half()
-    callbacks = [*([_Half()] if leads and is_first else []), early, kf.callbacks.Checkpoint(folder, save_on_signal=())]
+    callbacks = [early, kf.callbacks.Checkpoint(folder, save_on_signal=())]
     x = np.ones((8, 4), "float32")
     with contextlib.redirect_stdout(io.StringIO()):
         model.fit(x, x[:, :1], epochs=epochs, callbacks=[*callbacks, half], verbose=1 if shows and is_first else 0)
@@ -303,8 +302,8 @@ def test_callbacks_that_differ_by_process_keep_what_each_counts(on_ranks: Callab
     """EarlyStopping would end the training in process 0, and in no other."""
     pool, folder = on_ranks("torch"), str(tmp_path)
     expected = {"best": 9.0, "wait": 1, "weights": True, "half": 2}
-    assert pool.on_each(_patience, folder, 2, True, False) == [expected] * 4
-    assert pool.on_each(_patience, folder, 3, True, False) == [{**expected, "wait": 2, "half": 3}] * 4
+    assert pool.on_each(_patience, folder, 2, True) == [expected] * 4
+    assert pool.on_each(_patience, folder, 3, True) == [{**expected, "wait": 2, "half": 3}] * 4
 
 
 def test_two_callbacks_of_a_class_and_one_that_is_new(four_ranks: None, tmp_path: Path) -> None:
