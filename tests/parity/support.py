@@ -107,8 +107,8 @@ holds.
 |---|---|---|---|
 | `import keras_flow.hvd as hvd`, one rank in a process | native | native; `jit_compile=True` is refused | native |
 
-Not in the grid: `tests/hvd` compares it with Horovod's formulas on 2 processes, and on torch on 3. What is not there, like
-Adasum and DistributedGradientTape: [From Horovod](migrate/from_horovod.md).
+Not in the grid: `tests/hvd` compares it with Horovod's formulas on 2 processes, and on torch on 3. What is not there,
+like Adasum and DistributedGradientTape: [From Horovod](migrate/from_horovod.md).
 
 ## Programs of `tf.distribute`
 
