@@ -91,8 +91,7 @@ class Checkpoint(keras.callbacks.Callback):
         super().__init__()
         if save_freq != "epoch" and not manifest.is_count(save_freq, 1):
             raise FlowError(f"save_freq={save_freq!r}: it is 'epoch', or a number of batches")
-        if keep is not None and not manifest.is_count(keep, 1):
-            raise FlowError(f"keep={keep!r}: legal is a whole number of at least 1 (checkpoints), or None for all")
+        saving.require_keep(keep)
         if save_best_only and (monitor is None or save_freq != "epoch"):
             raise FlowError("save_best_only=True needs monitor=, the name of a log, and save_freq='epoch'")
         if unknown := set(save_on_signal) - set(preemption.SIGNALS):

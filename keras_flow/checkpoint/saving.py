@@ -148,8 +148,7 @@ def save_with(
     begun = time.monotonic()
     if not models.is_built(model):
         raise FlowError(f"model {model.name!r} is not built: call it on a batch, or build it, before it is saved")
-    if keep is not None and not manifest.is_count(keep, 1):
-        raise FlowError(f"keep={keep!r}: legal is a whole number of at least 1 (checkpoints), or None for all")
+    require_keep(keep)
     if step is not None and not manifest.is_count(step, 0):
         raise FlowError(f"step={step!r}: legal is a whole number of at least 0, or None for the optimizer's updates")
     here = backend().world()
@@ -357,6 +356,16 @@ def _serialized(model: keras.Model) -> str:
             return json.dumps(keras.saving.serialize_keras_object(model))
     except Exception:  # whatever the program's own `get_config` raises
         return ""
+
+
+def require_keep(keep: int | None) -> None:
+    """Require that `keep` says how many checkpoints stay.
+
+    Raises:
+        FlowError: it is no such number.
+    """
+    if keep is not None and not manifest.is_count(keep, 1):
+        raise FlowError(f"keep={keep!r}: legal is a whole number of at least 1 (checkpoints), or None for all")
 
 
 def step_of(model: keras.Model) -> int:

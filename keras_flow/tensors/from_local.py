@@ -73,12 +73,11 @@ def _arrays_of_ranks(local: object, placement: Placement) -> dict[int, Any]:
         value = shards[rank]
         if isinstance(value, keras.Variable):
             value = value.value
-        # values of the host take the dtypes of `kf.tensor`; arrays of the engine keep theirs
+        # values of the host take the dtypes of `kf.tensor`, in a copy, which numpy's `put` makes none of; arrays of the
+        # engine keep theirs
         if isinstance(value, (np.ndarray, np.generic, list, tuple, float, int)):
             array = np.asarray(value)
-            value = tensor_engine().put(
-                array.astype(numpy_dtype(default_of_array(array))), rank
-            )  # a copy: numpy's put is none
+            value = tensor_engine().put(array.astype(numpy_dtype(default_of_array(array))), rank)
         with tensor_engine().on_rank(rank):
             arrays[rank] = tensor_engine().without_gradient(value)
     return arrays

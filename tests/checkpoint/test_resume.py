@@ -291,10 +291,10 @@ def _patience(folder: str, epochs: int, shows: bool) -> dict[str, Any]:
         model.compile(keras.optimizers.SGD(0.0), "mse")
     early = keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True)
     half = _Half()
-    callbacks = [early, kf.callbacks.Checkpoint(folder, save_on_signal=())]
+    callbacks = [early, kf.callbacks.Checkpoint(folder, save_on_signal=()), half]
     x = np.ones((8, 4), "float32")
     with contextlib.redirect_stdout(io.StringIO()):
-        model.fit(x, x[:, :1], epochs=epochs, callbacks=[*callbacks, half], verbose=1 if shows and is_first else 0)
+        model.fit(x, x[:, :1], epochs=epochs, callbacks=callbacks, verbose=1 if shows and is_first else 0)
     return {"best": early.best, "wait": early.wait, "weights": early.best_weights is not None, "half": half.counted}
 
 
