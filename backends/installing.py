@@ -24,14 +24,8 @@ def install(engine: Backend) -> None:
     hooks = (*engine.hooks(), *keras_hooks.hooks())
     keras_distribution.install()
     if engine.name not in _compared:
-        # those of Checkpoint and kf.on_preemption are of public names, and there if their modules are loaded
-        methods = [each for each in object_hooks.declared() if _is_of_backends(each.replacement.__module__)]
-        fingerprints.require_fitting(engine.name, (*hooks, *methods, *engine.privates()))
+        fingerprints.require_fitting(engine.name, (*hooks, *object_hooks.declared(), *engine.privates()))
         _compared.add(engine.name)
     hooking.install_each(hooks)
     object_hooks.install()
     keras_hooks.wrap_loaded()
-
-
-def _is_of_backends(module: str) -> bool:
-    return module.startswith(__name__.rpartition(".")[0])

@@ -7,12 +7,13 @@ user's does around `super().on_epoch_end()` stays outside, as it would if the me
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import keras
 
-from keras_flow.backends import fingerprints
+from keras_flow.backends import fingerprints, hooking
 from keras_flow.backends.hooking import Hook, active_distribution, always, hook, wrap
 from keras_flow.current import keras_places
 
@@ -47,7 +48,8 @@ def declared() -> tuple[Hook, ...]:
 
 
 def install() -> None:
-    """Make the classes that stand before Keras's; once."""
+    """Make the classes that stand before Keras's, and the hook that places them; once."""
+    hooking.install_each(hooking.declared(sys.modules[__name__]))
     for each in _declared if not _parts else ():
         _put(each)
 

@@ -125,6 +125,11 @@ def read(name: str) -> str | None:
     return text
 
 
+def allows_untested() -> bool:
+    """Whether KERAS_FLOW_UNTESTED=allow takes versions whose places are other ones, at the user's risk."""
+    return read(UNTESTED) == "allow"
+
+
 def given() -> dict[str, str]:
     """The variables that the user has set, for processes that do not inherit them; without the secret."""
     names = (each.name for each in SETTINGS.values() if not each.by_launcher and each.name != TOKEN)

@@ -141,18 +141,13 @@ def original_of(place: Place) -> object:
 
 def is_there(place: Place) -> bool:
     """Whether a place is there; True where what is missing is an error, so that it is asked for and named."""
-    if not is_allowed():
+    if not settings.allows_untested():
         return True
     try:
         original_of(place)
     except FlowError:
         return False
     return True
-
-
-def is_allowed() -> bool:
-    """Whether KERAS_FLOW_UNTESTED=allow takes versions whose places are other ones, at the user's risk."""
-    return settings.read(settings.UNTESTED) == "allow"
 
 
 def require_fitting(engine: str, asked: Sequence[Place]) -> None:
@@ -187,7 +182,7 @@ def require_fitting(engine: str, asked: Sequence[Place]) -> None:
     packages = new or list(dict.fromkeys(package_of(place.module) for place in places))
     untested = " and ".join(f"{package} {found[package]}" for package in packages)
     asks = "`keras-flow doctor` runs a self-test, `dist.verify` checks a model of yours."
-    if is_allowed():
+    if settings.allows_untested():
         names = ", ".join([*gone, *others, *(name for name in changed if name not in others)][:5])
         differ = f"{len(gone)} places are gone and {len(changed)} have changed ({names})" if names else "all places fit"
         warn(f"KERAS_FLOW_UNTESTED=allow: keras_flow was not tested with {untested}: {differ}. {asks}")

@@ -123,7 +123,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._sources = 0
         self._lock = contextlib.ExitStack()
         self._point: preemption.PreemptionPoint | None = None
-        hooking.install_each(hooking.declared(object_hooks, sys.modules[__name__], positions))
+        hooking.install_each(hooking.declared(sys.modules[__name__], positions))
         object_hooks.install()
 
     @property

@@ -255,7 +255,7 @@ def private(module: str, name: str, why: str) -> Any:
             f"keras_flow uses {module}.{name} ({why}), which keras {keras.__version__} does not have. Use a version "
             "named in docs/versions.md, or a newer keras_flow; KERAS_FLOW_UNTESTED=allow goes on at your own risk."
         )
-        if settings.read(settings.UNTESTED) == "allow":
+        if settings.allows_untested():
             return _Absent(missing)
         raise missing from error
 
@@ -274,7 +274,10 @@ class _Absent:
 
 
 #: what is wrapped when a program asks for it, after the other hooks: compared with them
-WRAPPED_LATER = (Private("keras:EpochIterator", "_enumerate_iterator", "kf.callbacks.Checkpoint"),)
+WRAPPED_LATER = (
+    Private("keras:EpochIterator", "_enumerate_iterator", "kf.callbacks.Checkpoint"),
+    Private("keras.callbacks.CallbackList", "on_train_begin", "kf.callbacks.Checkpoint"),
+)
 
 
 def privates() -> tuple[Private, ...]:

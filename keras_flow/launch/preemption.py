@@ -285,7 +285,7 @@ def on_preemption(callback: Callable[[], object], signals: Sequence[str] = SIGNA
     backend().world()  # the job is joined before signals can ask about it
     if (folder := own_folder()) is not None:
         folder.asks_for_time.touch()
-    hooking.install_each(hooking.declared(object_hooks, shared_files))
+    hooking.install_each(hooking.declared(shared_files))
     object_hooks.install()
     _point = point
     point.handle()

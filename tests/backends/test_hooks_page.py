@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_flow.backends import fingerprints, hooking
+from keras_flow.backends import fingerprints, hooking, object_hooks
 from keras_flow.checkpoint import callback, positions
 from keras_flow.current import keras_places
 from tests import hooks_page
@@ -15,5 +15,11 @@ def test_the_page_is_what_the_modules_declare() -> None:
 
 def test_what_is_wrapped_later_is_compared_with_the_rest() -> None:
     later = {fingerprints.name_of(hook) for hook in hooking.declared(callback, positions)}
+    methods: dict[bool, set[str]] = {True: set(), False: set()}
+    for each in object_hooks.declared():
+        is_of_backends = each.replacement.__module__.startswith("keras_flow.backends.")
+        methods[is_of_backends].add(fingerprints.name_of(each))
+    assert methods[False]
+    later |= methods[False] - methods[True]
     compared = {fingerprints.name_of(place) for place in keras_places.WRAPPED_LATER}
     assert compared == later - {"keras:adapters.get_data_adapter"}  # which every engine wraps as well
