@@ -63,11 +63,13 @@ def export(
     def write_or_say() -> None:
         try:
             write()
-        except ImportError as error:
-            raise FlowError(f"model.export(format={format!r}): a package that it needs is missing: {error}") from error
         except (FlowError, ValueError, OSError):
             raise  # of what was asked, and said in a line
         except Exception as error:
+            if isinstance(error, ImportError) or isinstance(error.__cause__, ImportError):  # torch wraps it
+                raise FlowError(
+                    f"model.export(format={format!r}): a package that it needs is missing: {error}"
+                ) from error
             raise FlowError(
                 f"model.export(format={format!r}): Keras's exporter for {backend().name} failed, on the model as one "
                 f"device has it: {type(error).__name__}: {str(error).strip().splitlines()[0][:300]}"
@@ -90,7 +92,9 @@ def _beside(filepath: str | os.PathLike[str]) -> Iterator[str]:
             with redirect_stdout(said):
                 yield str(path)
         finally:
-            print(said.getvalue().replace(str(path), str(filepath)), end="")
+            # the folder of the meantime alone: a converter breaks the lines that its path stands in
+            printed = said.getvalue()
+            print(printed.replace(f"{os.sep}{Path(path).parent.name}", "") if has_folder else printed, end="")
 
 
 def whole(model: keras.Model) -> AbstractContextManager[None]:

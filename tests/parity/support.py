@@ -101,6 +101,22 @@ Not in the grid: `tests/pipelines` compares them with one device. [Pipelines](pi
 Not in the grid: `tests/parity/test_zero.py` compares the stages with one device. [Memory](memory.md) has what a rank
 holds.
 
+## Exports
+
+`model.export` gives the file of one device from every layout. What Keras has no exporter for, or what its exporter
+fails on with one device, is refused in one line; so is a package that is missing, by its name.
+
+| `format=` | jax | tensorflow | torch |
+|---|---|---|---|
+| `"tf_saved_model"` | equal | equal | Keras's exporter fails |
+| `"litert"` | Keras has none | equal | with `litert-torch` |
+| `"onnx"` | with `jax2onnx` | with `tf2onnx` | with `onnxscript` |
+| `"openvino"` | Keras's exporter fails | with `openvino` | with `openvino` |
+| `"torch"` | Keras has none | Keras has none | equal |
+
+Not in the grid: `tests/backends/files/test_exporting.py` exports a trained model of three layouts in each format whose
+package is installed, and predicts by the file alone: "equal" are these predictions.
+
 ## Programs of Horovod
 
 | feature | jax | tensorflow | torch |

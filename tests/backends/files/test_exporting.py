@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,8 +19,10 @@ pytestmark = pytest.mark.timeout(300)
 
 ENGINES = ("jax", "tensorflow", "torch")
 ENDINGS = {"tf_saved_model": "", "litert": ".tflite", "onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
-#: formats that an engine has with the packages that tests need; the others are exported where their packages are
+#: formats that an engine has with the packages that tests need
 SURE = {"jax": {"tf_saved_model"}, "tensorflow": {"tf_saved_model", "litert"}, "torch": {"torch"}}
+#: formats that it has where packages of theirs are installed
+BY_PACKAGES = {"jax": {"onnx"}, "tensorflow": {"onnx", "openvino"}, "torch": {"litert", "onnx", "openvino"}}
 
 
 def scope(layout: str) -> AbstractContextManager[Any]:
@@ -157,6 +160,21 @@ def test_predictions_are_those_of_the_model(on_ranks: Callable, engine: str) -> 
 def test_every_format(on_ranks: Callable, engine: str) -> None:
     outcomes = on_ranks(engine)(exported, ("dp", "2x2", "tp"), tuple(ENDINGS))
     assert {outcomes[format] for format in SURE[engine]} == {"equal"}, outcomes
+    for format in set(ENDINGS) - SURE[engine]:
+        if format not in BY_PACKAGES[engine]:
+            assert outcomes[format] != "equal", (format, "works: say so in docs/features.md")
+        elif outcomes[format] != "equal":
+            assert "a package that it needs is missing: " in outcomes[format], outcomes[format]
+
+
+def test_the_table_of_the_page() -> None:
+    page = Path(__file__).parents[3].joinpath("docs/features.md").read_text()
+    rows = re.findall(r'^\| `"(\w+)"` \| (.*?) \| (.*?) \| (.*?) \|$', page, re.MULTILINE)
+    said = {
+        engine: {row[0] for row in rows if row[column].startswith(("equal", "with "))}
+        for column, engine in enumerate(ENGINES, 1)
+    }
+    assert said == {engine: SURE[engine] | BY_PACKAGES[engine] for engine in ENGINES}
 
 
 @pytest.mark.full
