@@ -69,7 +69,15 @@ def assign(layout: KerasLayout, original: Callable[..., object], variable: keras
     """Hook on `JaxVariable.assign`: a host value goes to the devices slice by slice."""
     # a traced value has its sharding from the step; only host values would pass through device 0
     if not isinstance(value, np.ndarray) or in_stateless_scope() or tuple(value.shape) != tuple(variable.shape):
-        return original(variable, np.array(value) if weights_files.is_mapped(value) else value)
+        result = original(variable, np.array(value) if weights_files.is_mapped(value) else value)
+        # a step that is given one of two variables deletes its array: those of EMA are assigned to the weights
+        if (
+            isinstance(value, keras.Variable)
+            and isinstance(value._value, jax.Array)
+            and value._value is variable._value
+        ):
+            variable._value = separate_copy(value._value, value._value.sharding)
+        return result
     variable._value = from_logical(value, engine_layout(layout.layout), _numpy_dtype(variable))
     return variable._value
 

@@ -34,6 +34,9 @@ def _trained(model: Any, again: str) -> list[np.ndarray]:
     if again == "copied":  # one device raises here, where both are one array
         for variable in model.trainable_variables:
             variable.assign(np.array(variable))
+    if again == "predict":  # whose state has the weights, and not the averages
+        model.predict(x, verbose=0)
+        model.evaluate(x, y, verbose=0)
     if again == "fit":
         model.fit(x, y, batch_size=ROWS, verbose=0)
     else:
@@ -52,7 +55,7 @@ def _after_ema() -> list[list[np.ndarray]]:
         return _trained(_model(hidden, use_ema=True, ema_momentum=0.5), again)
 
     found = [trained("copied")]
-    for again in ("fit", "train_on_batch"):
+    for again in ("fit", "train_on_batch", "predict"):
         with kf.DataParallel().scope():
             found.append(trained(again))
     return found
