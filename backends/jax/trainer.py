@@ -90,8 +90,8 @@ def step_state(
     """Hook on `JAXTrainer._get_jax_state`: no two variables of a step's state are one array.
 
     Steps donate their state. JAX ends the process where several devices are given a buffer twice
-    (`docs/engine-bugs.md`). A `fit` with EMA on one device leaves such a state: it assigns the averages to the weights, which
-    takes no copy.
+    (`docs/engine-bugs.md`). A `fit` with EMA on one device leaves such a state: it assigns the averages to the
+    weights, which takes no copy.
 
     What Keras takes off the variables is remembered for `recover`.
     """

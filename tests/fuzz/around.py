@@ -19,8 +19,12 @@ from typing import Any
 import keras
 import numpy as np
 
+import keras_flow as kf
 from tests.fuzz import further
 from tests.fuzz.random_models import Centred, Noted
+
+#: what changes the model, so that every process must do it
+CHANGES = ("changes weights", "changes the learning rate")
 
 
 @dataclass
@@ -31,12 +35,14 @@ class Around:
         metrics_before: metric objects are made before the scope.
         model_before: the model, too.
         callback: what a callback of a `fit` does at an epoch's end; empty for no `fit`.
+        alone: process 0 alone does it, where no weights are split.
         after: what is done once all is trained.
     """
 
     metrics_before: bool
     model_before: bool
     callback: str
+    alone: bool
     after: str
 
     @property
@@ -45,7 +51,7 @@ class Around:
         said = [
             "metrics made before the scope" if self.metrics_before else "",
             "model made before the scope" if self.model_before else "",
-            f"a callback that {self.callback}" if self.callback else "",
+            f"a callback that {self.callback}{', on process 0 alone' * self.alone}" if self.callback else "",
             f"then {self.after}" if self.after else "",
         ]
         return "; ".join(filter(None, said)) or "nothing around it"
@@ -54,10 +60,12 @@ class Around:
 def drawn_for(seed: str) -> Around:
     """Return what the program of a seed has around its model."""
     drawn = random.Random(f"{seed} around")
+    alone = seed.startswith("q")
     return Around(
         drawn.random() < 0.5,
         drawn.random() < 0.3,
-        drawn.choice(["", "evaluates", "predicts", "saves", "changes weights", "changes the learning rate"]),
+        drawn.choice(["evaluates", "predicts", "saves"] if alone else ["", "evaluates", "predicts", "saves", *CHANGES]),
+        alone,
         drawn.choice(["", "gradients by inputs", "a deep copy", "a clone", "a sub-model", "one row alone"]),
     )
 
@@ -65,13 +73,15 @@ def drawn_for(seed: str) -> Around:
 class Does(keras.callbacks.Callback):
     """Does one thing at an epoch's end, and keeps what it saw."""
 
-    def __init__(self, what: str, rows: tuple[Any, Any, Any], together: bool):
+    def __init__(self, what: str, rows: tuple[Any, Any, Any], together: bool, alone: bool):
         super().__init__()
-        self.what, self.rows, self.together = what, rows, together
+        self.what, self.rows, self.together, self.alone = what, rows, together and not alone, alone
         self.seen: list[Any] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         x, y, weight = self.rows
+        if self.alone and kf.env.process_index() != 0:
+            return
         self.seen.append(logs["loss"])  # type: ignore[index]
         if self.what == "evaluates":
             self.seen.append(self.model.evaluate(x, y, sample_weight=weight, batch_size=64, verbose=0))

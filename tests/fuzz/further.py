@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ import keras_flow as kf
 from keras_flow.backends.active import backend
 from tests.fuzz.random_models import Centred, Drawn, Noted
 
-#: what a program does once its model was trained; a pipeline has none of them
+#: what a program does once its model was trained; a pipeline has none of them, and one whose seed begins with q has its
+#: model quantized instead
 KINDS = (
     "another optimizer",
     "frozen layers",
@@ -77,6 +79,7 @@ def drawn_for(seed: str) -> Further:
     """Return how the program of a seed trains on."""
     drawn = random.Random(f"{seed} further")
     kind = "" if seed.startswith("p") else drawn.choice(["", *KINDS, "another optimizer"])
+    kind = "quantized" if seed.startswith("q") else kind
     return Further(
         drawn.random() < 0.3 and not seed.startswith("p"),
         kind,
@@ -131,6 +134,20 @@ def _frozen(further: Further, model: keras.Model, drawn: Drawn, batch: int, toge
         layer.trainable = chosen.random() < 0.5
     _compile(further, model, drawn)
     return [len(model.trainable_variables), _whole(model, drawn)]
+
+
+def _quantized(further: Further, model: keras.Model, drawn: Drawn, batch: int, together: bool) -> list[Any]:
+    """Quantize a copy between two trainings: the weights of the model are loaded elsewhere afterwards."""
+    other = keras.models.clone_model(model)
+    other.set_weights(model.get_weights())
+    _compile(further, other, drawn)
+    seen = _whole(other, drawn)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Layer .* does not have a `quantize` method", UserWarning)
+        other.quantize(random.Random(further.chosen).choice(["int8", "float8"]))
+    _compile(further, other, drawn)
+    seen += _whole(other, drawn)
+    return [seen, other.predict(drawn.x, verbose=0)]
 
 
 def _new_head(further: Further, model: keras.Model, drawn: Drawn, batch: int, together: bool) -> list[Any]:
@@ -208,6 +225,7 @@ _RUN: dict[str, Callable[[Further, keras.Model, Drawn, int, bool], list[Any]]] =
     "another optimizer": _another_optimizer,
     "frozen layers": _frozen,
     "a new head": _new_head,
+    "quantized": _quantized,
     "a file": _file,
     "a checkpoint": _checkpoint,
     "batches in order": _in_order,

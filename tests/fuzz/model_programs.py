@@ -207,7 +207,8 @@ def _around(
     found: dict[str, tuple[np.ndarray, float]] = {}
     if beside.callback:
         rows = (drawn.x, drawn.y, drawn.sample_weight)
-        does = around.Does(beside.callback, rows, distributed)
+        is_split = distributed and any(_is_split(variable) for variable in model.variables)
+        does = around.Does(beside.callback, rows, distributed, beside.alone and not is_split)
         # in order: a mask of dropout belongs to a row's place
         given = {"sample_weight": rows[2], "shuffle": False, "callbacks": [does]}
         model.fit(*rows[:2], batch_size=64, epochs=2, verbose=0, **given)
@@ -217,6 +218,10 @@ def _around(
     if beside.after and not (beside.after == "gradients by inputs" and is_for_a_pipeline(drawn.seed)):
         found |= _named(beside.after, around.after(beside.after, model, drawn.x), 10 * AFTER)
     return found
+
+
+def _is_split(variable: keras.Variable) -> bool:
+    return any(isinstance(part, kf.sbp.Split) for part in kf.layout_of(variable).layout.nd_sbp)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
     python -m tests.fuzz.models --backend torch --models 500 --seed 1 --out fuzz-torch.jsonl
     python -m tests.fuzz.models --backend jax --pipelines            random pipelines, of models row by row
     python -m tests.fuzz.models --backend jax --memory               random zero= and remat=
+    python -m tests.fuzz.models --backend torch --quantized          quantize between fits, callbacks on one process
     python -m tests.fuzz.models --backend torch --only 1/137         prints model 137 of seed 1, and runs it
 
 A run that was stopped goes on where it was. What is off in float32 is decided in float64.
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pipelines", action="store_true", help="their seeds begin with p")
     parser.add_argument("--memory", action="store_true", help="their seeds begin with z")
+    parser.add_argument("--quantized", action="store_true", help="their seeds begin with q")
     parser.add_argument("--only", default="", help="SEED/NUMBER of one model: print it and run it")
     parser.add_argument("--out", type=Path, help="file of the results, a line each", default=Path("fuzz-models.jsonl"))
     parser.add_argument("--float64", action="store_true", help="compute in float64")
@@ -50,7 +52,7 @@ def main(arguments: list[str]) -> int:
         print(lines[0].get("text", ""))
         print(json.dumps({key: value for key, value in lines[0].items() if key != "text"}, indent=1))
         return int(lines[0]["state"] in BAD)
-    kind = "p" if options.pipelines else "z" if options.memory else ""
+    kind = "p" if options.pipelines else "z" if options.memory else "q" if options.quantized else ""
     seeds = [f"{kind}{options.seed}/{number}" for number in range(options.models)]
     lines = _all(options.backend, seeds, options.out, options.float64)
     off = [line["seed"] for line in lines if line["state"] == "wrong"]

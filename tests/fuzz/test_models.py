@@ -57,3 +57,4 @@ def test_all_ways_to_train_on_are_drawn() -> None:
     assert {one.optimizer for one in drawn} == set(further.OPTIMIZERS)
     assert {one.outside for one in drawn} == {True, False}
     assert further.drawn_for("p1/1").text == ""
+    assert further.drawn_for("q1/1").kind == "quantized"
