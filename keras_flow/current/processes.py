@@ -78,6 +78,8 @@ def find(environment: Mapping[str, str] | None = None) -> Processes:
     """Read who this process is from the environment variables that are set.
 
     In this order: RANK and WORLD_SIZE (keras-flow launch, torchrun), OpenMPI, MPICH, Slurm (inside `srun`), TF_CONFIG.
+    Where TF_CONFIG names parameter servers, whoever started them, the chief runs the program alone, and workers and
+    servers serve it (`kf.ParameterServer`).
     MASTER_ADDR and MASTER_PORT, where they are set, name the coordinator for each of them.
 
     Raises:
@@ -90,6 +92,9 @@ def find(environment: Mapping[str, str] | None = None) -> Processes:
     environment = os.environ if environment is None else environment
     if any(name in environment for name in INNER) and (inner := _of_rank(environment)) is not None:
         return inner
+    config = tf_config.read(environment)
+    if config is not None and config.cluster.get("ps"):
+        return Processes(source="TF_CONFIG")
     found = [processes for read in _READERS if (processes := read(environment)) is not None]
     several = [processes for processes in found if processes.count > 1]
     if not several:
@@ -219,8 +224,7 @@ def _described(
 
 def _of_tf_config(environment: Mapping[str, str]) -> Processes | None:
     config = tf_config.read(environment)
-    # with servers the chief runs the program alone, and workers and servers serve it (kf.ParameterServer)
-    if config is None or config.cluster.get("ps"):
+    if config is None:
         return None
     # a chief is the first worker; an evaluator is no part of the cluster that trains
     jobs = {job: config.cluster.get(job, ()) for job in ("chief", "worker")}

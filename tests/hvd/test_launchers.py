@@ -1,4 +1,4 @@
-"""`keras_flow.hvd` under the launchers that Horovod's users have: OpenMPI's mpirun, Slurm's srun and sbatch."""
+"""`keras_flow.hvd` under the launchers that its users have: mpirun of OpenMPI and MPICH, srun and sbatch of Slurm."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ def test_openmpi(backend: str, tmp_path: Path) -> None:
     command = [clients.program("mpirun"), "-n", "2", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "core"]
     out = check(tmp_path, [*command, sys.executable, str(JOB), str(tmp_path), "1"], backend, **clients.AS_ROOT)
     assert out.splitlines()[-1] == "done"
+
+
+@pytest.mark.parametrize("backend", that_train())
+def test_mpich(backend: str, tmp_path: Path) -> None:
+    command = [clients.program("mpirun.mpich"), "-n", "2", sys.executable, str(JOB), str(tmp_path), "1"]
+    out = check(tmp_path, command, backend)
+    assert "done" in out.splitlines(), out
 
 
 def test_torchrun(tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ def test_who_it_is() -> None:
 def test_the_chief_trains_alone() -> None:
     assert processes.find(_config("chief", 0)).count == 1
     assert processes.find(_config("worker", 1, ps=[])).count == 3
+    by_srun = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "a"}
+    by_mpi = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+    assert [processes.find(_config("chief", 0) | started).count for started in (by_srun, by_mpi)] == [1, 1]
+    assert [processes.find(started).count for started in (by_srun, by_mpi)] == [4, 2]
 
 
 @pytest.mark.parametrize(
