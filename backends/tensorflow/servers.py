@@ -151,6 +151,10 @@ class Coordinator:
     A worker that is lost loses no call: another one runs it, or the worker itself when it is back.
     """
 
+    #: whether a call may be given to a second worker. TensorFlow tells all workers each function that is made or freed,
+    #: and holds Python's lock until they have answered: beside one that hangs the chief would soon hang too
+    can_repeat = False
+
     def __init__(self, coordinator: Any):
         self._coordinator = coordinator
         atexit.register(_leave, coordinator)

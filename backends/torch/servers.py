@@ -214,6 +214,9 @@ class WorkerQueue:
     A worker that is lost loses no call: another one runs it, or the worker itself when it is back.
     """
 
+    #: whether a call may be given to a second worker: one that hangs keeps its own thread here, and nothing else
+    can_repeat = True
+
     def __init__(self, workers: Sequence[str]):
         self._tasks: queue.Queue[_Task] = queue.Queue()
         self._programs: WeakValueDictionary[int, SentProgram] = WeakValueDictionary()

@@ -172,8 +172,13 @@ class ParameterServer(PipelineParallel):
         pipeline: Any = self._cut(model)
         optimizer: Any = getattr(model, "optimizer", None)
         with super()._running(model):
-            if model in self._watched:  # `evaluate` in a callback of `fit`
-                yield
+            if model in self._watched:  # `evaluate` in `fit`, whose logs are its own
+                with_counts = model.__dict__.pop("get_metrics_result", None)
+                try:
+                    yield
+                finally:
+                    if with_counts is not None:
+                        model.__dict__["get_metrics_result"] = with_counts
                 return
             pipeline.begin()
             if optimizer is None:
@@ -184,9 +189,10 @@ class ParameterServer(PipelineParallel):
 
             def finished_results() -> Any:
                 # Keras asks for the logs of an epoch, when its last batch was sent; and a step for its own, inside
-                if not in_stateless_scope():
-                    pipeline.finish()
-                return results()
+                if in_stateless_scope():
+                    return results()
+                pipeline.finish()
+                return results() | pipeline.counts()
 
             model.__dict__["get_metrics_result"] = finished_results
             try:
@@ -194,7 +200,7 @@ class ParameterServer(PipelineParallel):
                     yield
                     pipeline.finish()
             finally:
-                del model.__dict__["get_metrics_result"]
+                model.__dict__.pop("get_metrics_result", None)
                 self._watched.discard(model)
 
     def finish_steps(self, model: keras.Model) -> None:

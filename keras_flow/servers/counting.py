@@ -14,13 +14,20 @@ class Statistics:
         updates: gradients that were applied.
         dropped: gradients of batches that were applied before.
         staleness: the most updates that came between the sending of a batch and the update with its gradient.
+        repeated: batches that a second worker was given, since the first one hangs.
         of_worker: worker -> batches that it has computed.
     """
 
     updates: int = 0
     dropped: int = 0
     staleness: int = 0
+    repeated: int = 0
     of_worker: Counter[int] = field(default_factory=Counter)
+
+    def logs(self) -> dict[str, int]:
+        """The counts as `fit` logs them, beside loss and metrics."""
+        names = ("updates", "dropped", "staleness", "repeated")
+        return {f"server_{name}": getattr(self, name) for name in names}
 
 
 #: an epoch and a batch in it
@@ -46,7 +53,7 @@ class Ledger:
         >>> ledger.came_back((0, 0), worker=1), ledger.came_back((0, 0), worker=0)
         (True, False)
         >>> ledger.statistics
-        Statistics(updates=1, dropped=1, staleness=0, of_worker=Counter({1: 1, 0: 1}))
+        Statistics(updates=1, dropped=1, staleness=0, repeated=0, of_worker=Counter({1: 1, 0: 1}))
     """
 
     def __init__(self, staleness: int | None, most: int, statistics: Statistics | None = None):

@@ -7,8 +7,7 @@ are those of one device. Asynchronous: a worker computes a whole batch, and its 
 from __future__ import annotations
 
 import functools
-import queue
-import threading
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +17,12 @@ import numpy as np
 
 from keras_flow.backends.active import backend
 from keras_flow.distributions.distribution import is_seed
-from keras_flow.errors import FlowError, LostServerError
 from keras_flow.pipelines.graph import CallGraph
 from keras_flow.pipelines.passes import CutBatch, host
 from keras_flow.pipelines.staged_model import StagedModel, loss_scale
 from keras_flow.pipelines.update import update
-from keras_flow.servers.counting import Ledger
+from keras_flow.servers.counting import Ledger, Statistics
+from keras_flow.servers.errands import Errands
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,9 @@ class ServedModel(StagedModel):
 
     def __init__(self, *args: Any, servers: Any, ledger: Ledger | None, timeout: float):
         super().__init__(*args)
-        self._servers, self._ledger, self._timeout = servers, ledger, timeout
-        self._results: queue.Queue[Any] = queue.Queue()
+        self._servers, self._ledger = servers, ledger
+        self._errands = Errands(servers, timeout, Statistics() if ledger is None else ledger.statistics)
+        self._steps = itertools.count()
         #: key -> a batch that is on its way, and the loss scale with which it was sent
         self._batches: dict[Any, tuple[CutBatch, float]] = {}
         self._latest: dict[str, Any] | None = None
@@ -85,12 +85,16 @@ class ServedModel(StagedModel):
         self._number += 1
         self._ledger.sent(key)
         self._batches[key] = (batch, self._scale())
-        self._send(batch, 0, True, True, key, self._results)
+        self._send(batch, 0, True, True, key)
         if self._moves is not None:
             self._move_seeds(self._moves)
-        while self._latest is None or self._moves is None or not self._results.empty():
+        while self._latest is None or self._moves is None or self._errands.has_results:
             self._take()
-        return self._latest
+        return self._latest | self.counts()
+
+    def counts(self) -> dict[str, Any]:
+        """The counts of an asynchronous training, for its logs."""
+        return {} if self._ledger is None else self._ledger.statistics.logs()
 
     def _evaluated(self, batch: CutBatch, with_loss: bool) -> list[Any]:
         """Let the workers compute a batch without learning from it, and return the results."""
@@ -109,7 +113,8 @@ class ServedModel(StagedModel):
 
     def begin(self) -> None:
         """Forget what a training that was broken off has left."""
-        self._results, self._latest = queue.Queue(), None
+        self._latest = None
+        self._errands.forget()
         self._batches.clear()
         if self._ledger is not None:
             self._ledger.forget()
@@ -132,19 +137,20 @@ class ServedModel(StagedModel):
 
     def _of_parts(self, batch: CutBatch, training: bool, with_loss: bool) -> list[Any]:
         """Return what the workers computed of each part of a batch, in the order of its rows."""
-        # its own: what a step that failed has left on its way is of no other
-        results: queue.Queue[Any] = queue.Queue()
+        step, found = next(self._steps), dict[int, Any]()
+        self._errands.forget()  # a step that failed may have left parts on their way
         for number in range(len(batch.parts)):
-            self._send(batch, number, training, with_loss, number, results)
-        found = dict(self._result(results)[:2] for _ in batch.parts)
+            self._send(batch, number, training, with_loss, (step, number))
+        while len(found) < len(batch.parts):
+            (of_step, number), result, _ = self._errands.take()
+            if of_step == step:
+                found[number] = result
         return [found[number] for number in sorted(found)]
 
     def _scale(self) -> float:
         return loss_scale(self.model.optimizer)  # type: ignore[attr-defined]
 
-    def _send(
-        self, batch: CutBatch, number: int, training: bool, with_loss: bool, key: Any, results: queue.Queue[Any]
-    ) -> None:
+    def _send(self, batch: CutBatch, number: int, training: bool, with_loss: bool, key: tuple[int, int]) -> None:
         part, stage = batch.microbatch(number, 0), self.stages[0]
         with_loss = with_loss and self.model._compile_loss is not None  # type: ignore[attr-defined]
         others: dict[str, Any] = {
@@ -164,32 +170,12 @@ class ServedModel(StagedModel):
         if known not in self._programs:
             function = functools.partial(self._compute, stage, part.count, part.rows, training, with_loss)
             self._programs[known] = self._servers.program(function, stage, learns=training)
-        waits = self._servers.schedule(self._programs[known], others)
-        threading.Thread(target=_wait, args=(waits, key, results), daemon=True).start()
-
-    def _result(self, results: queue.Queue[Any]) -> tuple[Any, Any, int]:
-        """The next result of a worker: what it is of, the gradients and the rest, and who computed it.
-
-        Raises:
-            FlowError: none came within the timeout, or the servers are gone.
-        """
-        try:
-            key, found, error = results.get(timeout=self._timeout)
-        except queue.Empty:
-            raise FlowError(
-                f"no worker has finished a batch for {self._timeout:g} s: they hang, or are all gone"
-            ) from None
-        if error is not None:
-            if self._servers.is_lost(error):
-                raise LostServerError from error
-            self._servers.settle()
-            raise error
-        return key, found[0], found[1]
+        self._errands.send(key, self._programs[known], others)
 
     def _take(self) -> None:
         """Take one gradient: apply it, unless its batch was applied before."""
         assert self._ledger is not None
-        key, found, worker = self._result(self._results)
+        key, found, worker = self._errands.take()
         if self._ledger.came_back(key, worker):
             self._keep_later_state(key, found[1]["state"])
             batch, scale = self._batches.pop(key)
@@ -232,10 +218,3 @@ class ServedModel(StagedModel):
         optimizer: Any = self.model.optimizer  # type: ignore[attr-defined]
         update(self, optimizer, {0: gradients}, scale)
         return self._logs(batch, [rows])
-
-
-def _wait(waits: Any, key: Any, results: queue.Queue[Any]) -> None:
-    try:
-        results.put((key, waits(), None))
-    except BaseException as error:  # the step that waits for it raises it
-        results.put((key, None, error))

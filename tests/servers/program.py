@@ -104,7 +104,8 @@ def trained(distribution: Any, optimizer: Any, *callbacks: Any, dropout: float =
         model.compile(optimizer(), "mse", metrics=["mae"])
     data = {"validation_data": (X[:7], Y[:7]), "batch_size": BATCH, "shuffle": False, "verbose": 0}
     logs = model.fit(X, Y, epochs=EPOCHS, callbacks=list(callbacks), **data).history
-    return {"model": model, "values": [*logs.values(), *model.get_weights(), model.predict(X, verbose=0)]}
+    losses = [values for name, values in logs.items() if not name.startswith("server_")]
+    return {"model": model, "logs": logs, "values": [*losses, *model.get_weights(), model.predict(X, verbose=0)]}
 
 
 def off(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -419,14 +420,36 @@ def stopped_worker() -> dict[str, Any]:
     stopping = Stopping("worker", 6, 2.0)
     one = trained(kf.DataParallel(kf.Placement([0])), _sgd)
     found = {"off": off(one, trained(sync, _sgd, stopping)), "seconds": stopping.begun}
-    model = trained(free, _sgd, Stopping("worker", 6, 2.0), dropout=0.0)["model"]
-    counted = [free.statistics.updates, free.statistics.dropped, int(model.optimizer.iterations.numpy())]
-    return {**found, "counted": counted, "staleness": free.statistics.staleness}
+    run = trained(free, _sgd, Stopping("worker", 6, 2.0), dropout=0.0)
+    counted = [free.statistics.updates, free.statistics.dropped, int(run["model"].optimizer.iterations.numpy())]
+    return {**found, "counted": counted, "staleness": free.statistics.staleness, "logs": _counts(run)}
+
+
+def _counts(run: dict[str, Any]) -> dict[str, list[float]]:
+    return {name: values for name, values in run["logs"].items() if name.startswith("server_")}
 
 
 def hung_worker() -> dict[str, Any]:
-    """A worker is stopped, and stays so."""
-    trained(kf.ParameterServer("sync"), _sgd, Stopping("worker", 6, None))
+    """A worker is stopped, and stays so; then in another training."""
+    one = trained(kf.DataParallel(kf.Placement([0])), _sgd)
+    found: dict[str, Any] = {"off": off(one, trained(kf.ParameterServer("sync"), _sgd, Stopping("worker", 6, None)))}
+    processes("worker", 1)[0].send_signal(signal.SIGCONT)
+    free = kf.ParameterServer("async", staleness=2)
+    run = trained(free, _sgd, Stopping("worker", 6, None), dropout=0.0)
+    found["counted"] = [free.statistics.updates, int(run["model"].optimizer.iterations.numpy())]
+    return {**found, "logs": _counts(run), "staleness": free.statistics.staleness, "repeated": free.statistics.repeated}
+
+
+def hung_workers() -> dict[str, Any]:
+    """All workers are stopped, and stay so."""
+
+    class StoppingAll(Stopping):
+        def act(self) -> None:
+            """Stop them."""
+            for process in [*processes(self.job, 0), *processes(self.job, 1)]:
+                process.send_signal(signal.SIGSTOP)
+
+    trained(kf.ParameterServer("sync"), _sgd, StoppingAll("worker", 6, None))
     return {}
 
 

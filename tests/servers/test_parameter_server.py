@@ -173,12 +173,24 @@ def test_a_worker_that_is_stopped_and_goes_on(tmp_path: Path) -> None:
     found = _found(_run("stopped_worker", tmp_path))
     assert found["off"] < 1e-5 and found["seconds"] > 2.0
     assert found["counted"] == [15, 0, 15] and found["staleness"] <= 2
+    assert found["logs"]["server_updates"] == [5.0, 10.0, 15.0]
+
+
+@pytest.mark.full
+def test_the_batch_of_a_worker_that_hangs_is_done_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    result = _run("hung_worker", tmp_path)
+    found = _found(result)
+    assert found["off"] < 1e-5
+    assert found["counted"] == [15, 15] and found["staleness"] <= 2 and found["repeated"] > 0
+    assert found["logs"]["server_repeated"][-1] == found["repeated"]
+    assert "another one computes it too" in result.stderr
 
 
 @pytest.mark.full
 @pytest.mark.usefixtures("engine")
-def test_a_worker_that_hangs_ends_the_job(tmp_path: Path) -> None:
-    result = _run("hung_worker", tmp_path, "--timeout", "15")
+def test_workers_that_hang_end_the_job(tmp_path: Path, engine: str) -> None:
+    result = _run("hung_workers" if engine == "torch" else "hung_worker", tmp_path, "--timeout", "15")
     assert result.returncode == 1
     assert "no worker has finished a batch for 15 s: they hang, or are all gone" in result.stderr
 
