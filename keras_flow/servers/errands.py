@@ -28,7 +28,7 @@ _TIMES, _LEAST_SECONDS = 10, 5.0
 
 
 @dataclass
-class _Call:
+class _Errand:
     """A call on its way, and what computes it again; `since`: when it was sent, in seconds of the monotonic clock."""
 
     program: Any
@@ -51,8 +51,8 @@ class Errands:
 
     def __init__(self, servers: Any, timeout: float, statistics: Statistics):
         self._servers, self._timeout, self._statistics = servers, timeout, statistics
-        self._results: queue.Queue[tuple[Any, _Call, float, Any, BaseException | None]] = queue.Queue()
-        self._calls: dict[Any, _Call] = {}
+        self._results: queue.Queue[tuple[Any, _Errand, float, Any, BaseException | None]] = queue.Queue()
+        self._calls: dict[Any, _Errand] = {}
         #: program -> seconds of its slowest call
         self._slowest: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
@@ -63,7 +63,7 @@ class Errands:
 
     def send(self, key: Any, program: Any, others: Any) -> None:
         """Let a worker compute a program."""
-        self._calls[key] = call = _Call(program, others, time.monotonic())
+        self._calls[key] = call = _Errand(program, others, time.monotonic())
         self._schedule(key, call)
 
     def forget(self) -> None:
@@ -98,7 +98,7 @@ class Errands:
                 self._servers.settle()
                 raise error
 
-    def _due(self, call: _Call) -> float:
+    def _due(self, call: _Errand) -> float:
         if not self._servers.can_repeat:
             return math.inf
         slowest = self._slowest.get(call.program)
@@ -119,11 +119,11 @@ class Errands:
                 call.since = now
                 self._schedule(key, call)
 
-    def _schedule(self, key: Any, call: _Call) -> None:
+    def _schedule(self, key: Any, call: _Errand) -> None:
         waits = self._servers.schedule(call.program, call.others)
         threading.Thread(target=self._wait, args=(key, call, waits), daemon=True).start()
 
-    def _wait(self, key: Any, call: _Call, waits: Callable[[], tuple[Any, int]]) -> None:
+    def _wait(self, key: Any, call: _Errand, waits: Callable[[], tuple[Any, int]]) -> None:
         begun = time.monotonic()
         found, error = None, None
         try:

@@ -86,13 +86,14 @@ class Stopping(Killing):
 
 
 class Counting(keras.callbacks.Callback):
-    """Counts batches."""
+    """Counts batches, those of this job apart: a checkpoint gives back what a callback has counted."""
 
-    batches = 0
+    batches, of_this_job = 0, [0]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count."""
         self.batches += 1
+        self.of_this_job[0] += 1
 
 
 def trained(distribution: Any, optimizer: Any, *callbacks: Any, dropout: float = 0.3) -> dict[str, Any]:
@@ -486,7 +487,8 @@ def lost_server_and_a_checkpoint() -> dict[str, Any]:
     served = trained(kf.ParameterServer("sync"), _sgd, *callbacks, counting)
     one = trained(kf.DataParallel(kf.Placement([0])), _sgd)
     iterations = int(served["model"].optimizer.iterations.numpy())
-    return {"off": off(one, served), "iterations": iterations, "batches": counting.batches}
+    batches = {"batches": counting.batches, "of this job": counting.of_this_job[0]}
+    return {"off": off(one, served), "iterations": iterations, **batches}
 
 
 def saved_amid_batches() -> dict[str, Any]:
