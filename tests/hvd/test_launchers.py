@@ -63,8 +63,9 @@ def test_srun_on_two_nodes(backend: str, tmp_path: Path) -> None:
     assert "done" in out.splitlines(), out
 
 
-def test_sbatch_on_two_nodes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", that_train())
+def test_sbatch_on_two_nodes(backend: str, tmp_path: Path) -> None:
     script = programs.write(tmp_path, SCRIPT.format(python=sys.executable, job=JOB, folder=tmp_path), "job.sh")
     with slurm.cluster(tmp_path) as where:
-        check(tmp_path, ["sbatch", "--wait", str(script)], "torch", **where)
+        check(tmp_path, ["sbatch", "--wait", str(script)], backend, **where)
     assert "done" in (tmp_path / "job.log").read_text().splitlines()
