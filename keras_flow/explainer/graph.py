@@ -160,13 +160,22 @@ def _walk(graph: Graph, function: keras.Model, keys: list[int], is_leaf: Callabl
             # a layer whose inside is not looked into, because its cost is known as a whole
             elif is_leaf(operation):
                 results = [graph.new(tensor) for tensor in outputs]
-                given = _given(operation, args, kwargs, lambda leaf, known=known: known[id(leaf)])
+                given = _given(operation, args, kwargs, lambda leaf, known=known: _known(graph, known, leaf))
                 graph.calls.append(LayerCall(operation, path_of(operation), tuple(inputs), tuple(results), given))
             else:
                 at = {id(tensor): known[id(tensor)] for tensor in node.input_tensors}
                 results = _record(graph, operation, args, kwargs, at, inputs, is_leaf)
             known |= {id(tensor): key for tensor, key in zip(outputs, results, strict=True)}
     return [known[id(tensor)] for tensor in function._outputs]
+
+
+def _known(graph: Graph, known: dict[int, int], tensor: object) -> int:
+    """The key of an argument in a functional model; an array (`x + ops.arange(9)`) is made of nothing, as in `_key`."""
+    if id(tensor) in known:
+        return known[id(tensor)]
+    key = graph.new(tensor)
+    graph.calls.append(LayerCall(_BETWEEN, "(code between layers)", (), (key,)))
+    return key
 
 
 def _given(layer: Any, args: tuple, kwargs: dict, key_of: Callable[[object], object]) -> dict[str, Any]:
@@ -281,7 +290,7 @@ def _record(
         "them sends is not. kf.trace measures what is sent"
     ] = None
     symbols = [leaf for leaf in tree.flatten((args, kwargs)) if _is_tensor(leaf)]
-    keys = [known[id(symbol)] for symbol in symbols]
+    keys = [_known(graph, known, symbol) for symbol in symbols]
     recorder = _GraphRecorder(graph, {}, [], inputs, is_leaf, layer)
 
     def call(*args: object, **kwargs: object) -> object:
