@@ -105,8 +105,12 @@ def trained(distribution: Any, optimizer: Any, *callbacks: Any, dropout: float =
         model.compile(optimizer(), "mse", metrics=["mae"])
     data = {"validation_data": (X[:7], Y[:7]), "batch_size": BATCH, "shuffle": False, "verbose": 0}
     logs = model.fit(X, Y, epochs=EPOCHS, callbacks=list(callbacks), **data).history
-    losses = [values for name, values in logs.items() if not name.startswith("server_")]
-    return {"model": model, "logs": logs, "values": [*losses, *model.get_weights(), model.predict(X, verbose=0)]}
+    return {"model": model, "logs": logs, "values": [*_losses(logs), *model.get_weights(), model.predict(X, verbose=0)]}
+
+
+def _losses(logs: dict[str, list[float]]) -> list[list[float]]:
+    """What one device logs, too: no counts."""
+    return [values for name, values in logs.items() if not name.startswith("server_")]
 
 
 def off(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -283,7 +287,7 @@ def _embedded(distribution: Any, optimizer: Any, table: bool, dtype: str) -> dic
         model.compile(optimizer(), "mse")
     keras.config.set_dtype_policy("float32")
     logs = model.fit(TOKENS, Y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0).history
-    return {"model": model, "values": [*logs.values(), *model.get_weights(), model.predict(TOKENS, verbose=0)]}
+    return {"model": model, "values": [*_losses(logs), *model.get_weights(), model.predict(TOKENS, verbose=0)]}
 
 
 def tables() -> dict[str, Any]:
