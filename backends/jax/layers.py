@@ -21,7 +21,7 @@ def wants_replica_statistics(
     return distribution if distribution is not None and distribution.batch_statistics == "replica" else None
 
 
-@hook("keras.layers.BatchNormalization", "call", 'batch_statistics="replica"', when=wants_replica_statistics)
+@hook("keras.layers.BatchNormalization", "call", "statistics by replica where asked for", when=wants_replica_statistics)
 def batch_normalization(
     distribution: Distribution,
     original: Callable[..., object],

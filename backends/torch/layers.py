@@ -274,7 +274,7 @@ def wants_replica_statistics(layer: object, *args: object, **kwargs: object) -> 
     return step if step is not None and step.distribution.batch_statistics == "replica" else None
 
 
-@hook("keras.layers.BatchNormalization", "call", 'batch_statistics="replica"', when=wants_replica_statistics)
+@hook("keras.layers.BatchNormalization", "call", "statistics by replica where asked for", when=wants_replica_statistics)
 def batch_normalization(
     step: RunningStep,
     original: Callable[..., torch.Tensor],

@@ -1,8 +1,10 @@
 """docs/hooks.md lists what is wrapped."""
 
+import re
+
 import pytest
 
-from keras_flow.backends import fingerprints, hooking, object_hooks
+from keras_flow.backends import fingerprints, hooking, keras_hooks, object_hooks
 from keras_flow.checkpoint import callback, positions
 from keras_flow.current import keras_places
 from tests import hooks_page
@@ -13,7 +15,16 @@ def test_the_page_is_what_the_modules_declare() -> None:
     assert hooks_page.PAGE.read_text() == hooks_page.page(), "python -m tests.hooks_page writes it"
 
 
+def test_each_reason_says_more_than_the_name() -> None:
+    hooks = hooks_page.PAGE.read_text().partition("\n## Methods of objects")[0]
+    rows = re.findall(r"^\| `(.+)` \| [a-z, ]+ \| (.+) \|$", hooks, re.MULTILINE)
+    assert len(rows) == hooks.count("\n| `")
+    # the least that names a behaviour and what is wrong with it: "fails along a split dim"
+    assert [name for name, why in rows if len(why.split()) < 5 or why.endswith(".")] == []
+
+
 def test_what_is_wrapped_later_is_compared_with_the_rest() -> None:
+    assert keras_hooks.hooks()  # whose modules declare methods of objects too
     later = {fingerprints.name_of(hook) for hook in hooking.declared(callback, positions)}
     methods: dict[bool, set[str]] = {True: set(), False: set()}
     for each in object_hooks.declared():
