@@ -1,6 +1,8 @@
 """docs/hooks.md lists what is wrapped."""
 
+import fnmatch
 import re
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,8 @@ from keras_flow.backends import fingerprints, hooking, keras_hooks, object_hooks
 from keras_flow.checkpoint import callback, positions
 from keras_flow.current import keras_places
 from tests import hooks_page
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(300)
@@ -21,6 +25,17 @@ def test_each_reason_says_more_than_the_name() -> None:
     assert len(rows) == hooks.count("\n| `")
     # the least that names a behaviour and what is wrong with it: "fails along a split dim"
     assert [name for name, why in rows if len(why.split()) < 5 or why.endswith(".")] == []
+
+
+def test_what_keras_could_have_is_said_of_each_hook_that_there_is() -> None:
+    page, versions = hooks_page.PAGE.read_text(), (ROOT / "backends" / "fingerprints.json").read_text()
+    hooks = set(re.findall(r"^\| `(keras[.:].+?)` \|", page, re.MULTILINE))
+    hooks |= set(re.findall(r'^  "(keras\.[^"]+)"', versions, re.MULTILINE)) & {"keras.Model._initialize_ddp"}  # 3.16
+    table, _, kinds = (ROOT / "docs" / "upstream.md").read_text().partition("A `*` stands for any letters.")
+    cells = [line.rsplit("|", 2)[1] for line in table.splitlines() if line.startswith("| ")][1:]
+    patterns = re.findall(r"`(.+?)`", " ".join(cells)) + re.findall(r"`(keras[.:].+?)`", kinds)
+    assert [each for each in patterns if not fnmatch.filter(hooks, each)] == []
+    assert [each for each in sorted(hooks) if not any(fnmatch.fnmatchcase(each, one) for one in patterns)] == []
 
 
 def test_what_is_wrapped_later_is_compared_with_the_rest() -> None:
