@@ -163,7 +163,8 @@ def require_file(file: Path, who: str) -> None:
         FlowError: it is not there, or is a folder.
     """
     if not file.is_file():
-        raise FlowError(f"{who} was asked for {file}, which is not a file.")
+        found = "is a folder" if file.is_dir() else "is not a file" if file.exists() else "does not exist"
+        raise FlowError(f"{who} was asked for {file}, which {found}.")
 
 
 def shown_briefly(function: Callable[_P, _R]) -> Callable[_P, _R]:

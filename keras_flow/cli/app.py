@@ -74,7 +74,14 @@ class _Command(_FlagsWithoutType, TyperCommand):
 
 
 class _Commands(_FlagsWithoutType, TyperGroup):
-    pass
+    """Lists the commands where there is none of the name that was given."""
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except _UsageError as error:
+            error.message += f" The commands are {', '.join(self.list_commands(ctx))}."
+            raise
 
 
 app = typer.Typer(

@@ -19,7 +19,7 @@ from keras_flow.backends import active
 from keras_flow.cli.check_build import check_build
 from keras_flow.cli.options import count
 from keras_flow.current.processes import LOOPBACK
-from keras_flow.errors import FlowError
+from keras_flow.errors import FlowError, require_file
 from keras_flow.launch import launcher, noise, on_ray, roles, served, submit
 from keras_flow.launch.failure import Interruption, RankError
 from keras_flow.launch.job import Job, require_room, stated_timeout
@@ -291,8 +291,8 @@ def _command(script: Path, arguments: list[str], module: bool, no_python: bool) 
         raise FlowError(
             f"keras-flow launch runs Python, and {script} does not end in .py; another program is run with --no_python."
         )
-    if not module and not script.is_file():
-        raise FlowError(f"keras-flow launch was asked to run {script}, which is not a file.")
+    if not module:
+        require_file(script, "keras-flow launch")
     package = str(script).partition(".")[0]
     if module and importlib.machinery.PathFinder.find_spec(package, [os.getcwd(), *sys.path]) is None:
         raise FlowError(f"keras-flow launch was asked to run the module {script}, which is not found.")

@@ -71,7 +71,7 @@ def test_processes_and_ranks(tmp_path: Path, backend: str, options: list[str], c
 
 def test_mistakes(tmp_path: Path) -> None:
     code, _, err = run("launch", "--devices", "2", str(tmp_path / "none.py"))
-    assert (code, "none.py, which is not a file" in err) == (1, True)
+    assert (code, "none.py, which does not exist" in err) == (1, True)
     script = str(programs.write(tmp_path, ""))
     code, _, err = run("launch", "--devices", "2", str(programs.write(tmp_path, "# Notes", "notes.md")))
     assert (code, "launch runs Python, and" in err and "Traceback" not in err) == (1, True)
@@ -82,7 +82,7 @@ def test_mistakes(tmp_path: Path) -> None:
     code, _, err = run("launch", "--devices", "2", script, backend="mxnet")
     assert (code, "no backend 'mxnet': legal are jax, tensorflow, torch" in err) == (1, True)
     code, _, err = run("compare", str(tmp_path / "none.py"))
-    assert (code, "none.py, which is not a file" in err) == (1, True)
+    assert (code, "none.py, which does not exist" in err) == (1, True)
 
 
 def test_a_script_without_a_command(tmp_path: Path) -> None:

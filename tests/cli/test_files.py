@@ -54,7 +54,7 @@ def test_verify_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     assert code == 1
     assert "build_model" in err
     code, _, err = run("verify", str(tmp_path / "none.py"), "--layout", "2x2")
-    assert (code, "which is not a file" in err) == (1, True)
+    assert (code, "which does not exist" in err) == (1, True)
 
 
 @sampling.one_in(2)

@@ -34,7 +34,7 @@ def test_one_process_that_drives_all_ranks_needs_no_workers(backend: str, tmp_pa
         assert notebook.run("kf.notebook.pull('nope')").text.startswith(
             "FlowError: kf.notebook.pull: the cells have no"
         )
-        assert "no.py, which is not a file" in notebook.run("kf.notebook.compare('no.py')").text
+        assert "no.py, which does not exist" in notebook.run("kf.notebook.compare('no.py')").text
         notebook.run("kf.notebook.stop()")
         assert "no ranks were started" in notebook.run("%%ranks\n1").text
         assert not [each for each in notebook.children() if "ipyparallel" in " ".join(each.cmdline())]
