@@ -4,6 +4,7 @@ Names are loaded on first use (PEP 562), so that `import keras_flow` and its com
 engine.
 """
 
+import sys as _sys
 from importlib import import_module as _import_module
 
 from keras_flow.backends import on_import as _on_import
@@ -76,7 +77,9 @@ def __getattr__(name: str) -> object:
     elif name in _NAMES:
         value = getattr(_import_module(_NAMES[name]), name)
     else:
-        raise AttributeError(f"module 'keras_flow' has no attribute {name!r}")
+        is_operator = hasattr(getattr(_sys.modules.get("keras"), "ops", None), name)
+        hint = f"; operators on global tensors are in kf.ops: kf.ops.{name}" if is_operator else ""
+        raise AttributeError(f"module 'keras_flow' has no attribute {name!r}{hint}")
     globals()[name] = value
     _on_import.arrange()
     return value

@@ -373,7 +373,8 @@ def _known(program: ProgramFacts, runs: Sequence[RunResult]) -> list[Known]:
                 f"{', '.join(map(repr, paths[:3]))}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}: two "
                 "runs on one device end as far apart if their first weights differ in the last bit. A gradient that is "
                 "zero but for rounding does that (of a bias before BatchNormalization, or of the bias of an "
-                "attention's keys), under an optimizer that divides it by its size (Adam).",
+                "attention's keys), under an optimizer that divides it by its size (Adam). Losses after the training "
+                "follow these weights and what they move, such as a moving mean; those of steps do not.",
                 "They are not judged. Compare with SGD to judge them.",
                 [f"{run.backend} {run.layout}" for run in rounded],
             )

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 #: seconds in which all processes must have said in which step they are, where nobody is known to have asked all
 _SAYING_SECONDS = 10.0
+#: what process 0 says at once; the job may also be asked since another process has failed, and then no step follows
+_ASKED = b"keras-flow: asked to end; the callback runs after the next training step, if all processes reach it\n"
 
 #: the signals that may ask a job to end
 SIGNALS = ("SIGTERM", "SIGINT")
@@ -103,7 +105,7 @@ class PreemptionPoint:
         if here.process_index == 0:
             # to the descriptor: the signal may have come amid a print
             with contextlib.suppress(OSError):
-                os.write(2, b"keras-flow: asked to end; the callback runs after the next training step\n")
+                os.write(2, _ASKED)
         if here.process_count > 1:
             backend().put_text(self._key(here.process_index), f":{said}")
             if here.process_index == 0:

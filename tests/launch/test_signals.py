@@ -210,7 +210,7 @@ def test_beside_steps_of_data_parallel(backend: str, mode: str, tmp_path: Path) 
     assert all_ended(tmp_path, shape[0]), said
     lines = [line for line in said.splitlines() if line.startswith("keras-flow: ")]
     assert lines == [
-        "keras-flow: asked to end; the callback runs after the next training step",
+        "keras-flow: asked to end; the callback runs after the next training step, if all processes reach it",
         "keras-flow: interrupted; saved state.keras: keras.models.load_model('state.keras') goes on from there",
     ], said
 
