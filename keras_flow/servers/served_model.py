@@ -60,7 +60,8 @@ class ServedModel(StagedModel):
         super().__init__(*args)
         self._servers, self._ledger = servers, ledger
         self._errands = Errands(servers, timeout, Statistics() if ledger is None else ledger.statistics)
-        self._steps = itertools.count()
+        #: numbers of what is computed in parts, below those of epochs: a part that came twice is taken for no batch
+        self._steps = itertools.count(-1, -1)
         #: key -> a batch that is on its way, and the loss scale with which it was sent
         self._batches: dict[Any, tuple[CutBatch, float]] = {}
         self._latest: dict[str, Any] | None = None
@@ -176,7 +177,7 @@ class ServedModel(StagedModel):
         """Take one gradient: apply it, unless its batch was applied before."""
         assert self._ledger is not None
         key, found, worker = self._errands.take()
-        if self._ledger.came_back(key, worker):
+        if key[0] >= 0 and self._ledger.came_back(key, worker):
             self._keep_later_state(key, found[1]["state"])
             batch, scale = self._batches.pop(key)
             self._latest = self._learned(batch, [found], scale)
