@@ -79,6 +79,7 @@ LEFT_OUT = {
     "launch/test_strangers.py": "waits for limits of time",
     "parity/test_reading.py": "takes minutes; backends/reading has the parts",
     "pipelines/test_hosts.py": "hosts are namespaces of the network, which not every machine allows",
+    "servers/test_slurm.py": "needs Slurm",
     "sweep/test_sample.py": "the sweep is a run of its own",
     "tensors/test_ranks.py": "three jobs; doors/test_alone.py has the same errors",
 }

@@ -147,8 +147,10 @@ def an_array_that_is_donated_twice_ends_the_process() -> bool:
     """A jitted function that is given one array for two donated arguments is a segmentation fault on several devices.
     On one device it raises "Attempt to donate the same buffer twice". Keras comes there by itself: a `fit` with
     `use_ema=True` assigns the averages to the weights without a copy, and the next `fit` or `train_on_batch` raises.
+    After such a `fit` and a `predict` the averages are deleted arrays: `predict` gives its step the weights alone.
 
-    Instead: what occurs twice in the state of a step is copied (`backends/jax/trainer.py`), so that training goes on.
+    Instead: a variable that is assigned another one gets a copy (`backends/jax/variables.py`), and what occurs twice in
+    the state of a step is copied (`backends/jax/trainer.py`), so that training goes on.
     """
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", _TWICE], env=environment, capture_output=True, timeout=120)
