@@ -144,11 +144,17 @@ def test_the_middle_of_an_epoch_goes_on_in_two_processes(
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("settings", "stop"),
-    [({"initial_epoch": 1}, 12), ({"steps_per_execution": 3}, 3)],
-    ids=["initial epoch", "steps per execution"],
+    ("engine", "settings", "stop"),
+    [
+        *(pytest.param(engine, {"initial_epoch": 1}, 12, id=f"{engine}-initial epoch") for engine in ENGINES),
+        # Keras's trainer of torch takes one step at a time
+        *(
+            pytest.param(engine, {"steps_per_execution": 3}, 3, id=f"{engine}-steps per execution")
+            for engine in ENGINES
+            if engine != "torch"
+        ),
+    ],
 )
-@pytest.mark.parametrize("engine", ENGINES)
 def test_epochs_that_begin_late_and_steps_that_do_not_divide_them(
     engine: str, settings: dict[str, int], stop: int, on_ranks: Callable[..., Pool], tmp_path: Path
 ) -> None:
