@@ -174,8 +174,13 @@ def _known(graph: Graph, known: dict[int, int], tensor: object) -> int:
     if id(tensor) in known:
         return known[id(tensor)]
     key = graph.new(tensor)
-    graph.calls.append(LayerCall(_BETWEEN, "(code between layers)", (), (key,)))
+    _note_between(graph, key)
     return key
+
+
+def _note_between(graph: Graph, key: int, sources: tuple[int, ...] = ()) -> None:
+    """Append the plain code that makes a tensor of others, or of nothing."""
+    graph.calls.append(LayerCall(_BETWEEN, "(code between layers)", sources, (key,)))
 
 
 def _given(layer: Any, args: tuple, kwargs: dict, key_of: Callable[[object], object]) -> dict[str, Any]:
@@ -255,7 +260,7 @@ def _key(recorder: _GraphRecorder, tensor: object) -> int:
         read = {each for call in graph.calls for each in call.inputs}
         made = {each for each in recorder.known.values() if each not in read and each not in graph.inputs}
         sources = (first, *sorted(made - {first}))
-    graph.calls.append(LayerCall(_BETWEEN, "(code between layers)", sources, (key,)))
+    _note_between(graph, key, sources)
     recorder.known[id(tensor)] = key
     recorder.alive.append(tensor)
     return key

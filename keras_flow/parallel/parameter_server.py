@@ -200,7 +200,7 @@ class ParameterServer(PipelineParallel):
                     yield
                     pipeline.finish()
             finally:
-                model.__dict__.pop("get_metrics_result", None)
+                del model.__dict__["get_metrics_result"]
                 self._watched.discard(model)
 
     def finish_steps(self, model: keras.Model) -> None:

@@ -60,7 +60,7 @@ class ServedModel(StagedModel):
         super().__init__(*args)
         self._servers, self._ledger = servers, ledger
         self._errands = Errands(servers, timeout, Statistics() if ledger is None else ledger.statistics)
-        #: numbers of what is computed in parts, below those of epochs: a part that came twice is taken for no batch
+        #: keys of parts count down from -1, those of epochs up from 0: a late part is never mistaken for a batch
         self._steps = itertools.count(-1, -1)
         #: key -> a batch that is on its way, and the loss scale with which it was sent
         self._batches: dict[Any, tuple[CutBatch, float]] = {}

@@ -67,8 +67,8 @@ def test_a_call_that_hangs_is_sent_once_more_and_its_late_result_is_told() -> No
 
 
 def test_where_calls_cannot_be_repeated_a_worker_that_hangs_is_an_error() -> None:
-    hung, workers, counted = threading.Event(), Workers("first"), Statistics()
-    workers.answers.append(hung)
+    hung, counted = threading.Event(), Statistics()
+    workers = Workers("first", hung)
     workers.can_repeat = False
     sent, program = errands.Errands(workers, timeout=0.3, statistics=counted), Program()
     sent.send((0, 2), program, None)
